@@ -1,0 +1,206 @@
+"""Timed blocks: in which order they come, and how one is measured.
+
+NOTE [A block]
+~~~~~~~~~~~~~~
+A short run flatters: 14 workers with 4 batches each have 56 in hand, which cost a step nothing. So
+before a block all that was prefetched is pulled and dropped; a few steps that nobody times let
+queues and clocks settle; then a block lasts several times what could have been in hand. Loaders
+take turns, in a new order each round, so that a drift of the machine falls on all of them, and each
+is compared with the ceiling of its own round. Every loader stays open, in one pass, for the whole
+run.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks._loaders import Feed
+from benchmarks._models import Step
+
+__all__ = [
+    "Block",
+    "Memory",
+    "Turn",
+    "measure",
+    "percentiles",
+    "schedule",
+    "settle",
+    "steps_in_block",
+]
+
+QUEUES_IN_BLOCK = 3
+"""Steps in a block, in times of what the workers can have in hand."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Whose block is next.
+
+    Attributes:
+        loader: Its name.
+        round: In which round, from 0; None for the ceilings before the first and after the last.
+    """
+
+    loader: str
+    round: int | None
+
+
+def schedule(loaders: Sequence[str], bookend: str, rounds: int, seed: int) -> list[Turn]:
+    """`rounds` rounds of all `loaders`, each shuffled anew, and `bookend` before and after them.
+
+    Shuffled rather than rotated, so that no loader always follows the same other.
+    """
+    draw = random.Random(seed)
+    turns = [Turn(bookend, None)]
+    for number in range(rounds):
+        turns += [Turn(loader, number) for loader in draw.sample(loaders, len(loaders))]
+    return [*turns, Turn(bookend, None)]
+
+
+def steps_in_block(step_seconds: float, in_hand: int, block_seconds: float, late: int) -> int:
+    """How many steps a block takes, if nobody says.
+
+    Args:
+        step_seconds: A step's time at the ceiling.
+        in_hand: How many batches the workers can have in hand.
+        block_seconds: What a block should last at least.
+        late: Every how manyth batch is late, 0 for none; a block gets its exact share of them.
+    """
+    steps = max(QUEUES_IN_BLOCK * in_hand, math.ceil(block_seconds / step_seconds))
+    return -(-steps // late) * late if late else steps
+
+
+@dataclass(frozen=True)
+class Block:
+    """What was measured in one block.
+
+    Attributes:
+        loader: Whose.
+        round: As in `Turn`.
+        steps: Steps taken.
+        images: Images they took.
+        seconds: Wall time, from one synchronisation to the next.
+        next_seconds: Wall time inside `next()`, all of it together.
+        next_p10: The 10th percentile of a `next()`, seconds.
+        next_p50: Its median.
+        next_p90: Its 90th percentile.
+        next_max: The longest.
+        cpu_seconds: CPU time of this process, all its threads; not of workers.
+        thread_cpu_seconds: CPU time of the training thread alone.
+        peak_bytes: Device memory allocated at most, by all loaders together; None where unknown.
+        source_seconds: Waited in `next()` for the source, by the loader's own account, if any.
+        device_seconds: Waited in `next()` for the device, likewise.
+    """
+
+    loader: str
+    round: int | None
+    steps: int
+    images: int
+    seconds: float
+    next_seconds: float
+    next_p10: float
+    next_p50: float
+    next_p90: float
+    next_max: float
+    cpu_seconds: float
+    thread_cpu_seconds: float
+    peak_bytes: int | None
+    source_seconds: float | None
+    device_seconds: float | None
+
+    @property
+    def rate(self) -> float:
+        """Images a second."""
+        return self.images / self.seconds
+
+
+class Memory:
+    """Device memory, as far as torch counts it: under CUDA.
+
+    Args:
+        device: Whose.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device if device.type == "cuda" else None
+
+    def reset(self) -> int:
+        """Starts a new peak. Returns what is allocated now, in bytes."""
+        if self._device is None:
+            return 0
+        torch.cuda.reset_peak_memory_stats(self._device)
+        return torch.cuda.memory_allocated(self._device)
+
+    def peak(self) -> int | None:
+        """Bytes allocated at most since `reset`."""
+        return torch.cuda.max_memory_allocated(self._device) if self._device else None
+
+
+def settle(feed: Feed, step: Step, steps: int) -> None:
+    """Pulls and drops what is prefetched, then takes `steps` steps that nobody times."""
+    for _ in range(feed.in_hand):
+        next(feed.batches)
+    for _ in range(steps):
+        step(*next(feed.batches))
+
+
+def measure(
+    turn: Turn, feed: Feed, step: Step, steps: int, synchronize: Callable[[], None], memory: Memory
+) -> Block:
+    """One block of `steps` steps, which `settle` has prepared."""
+    synchronize()
+    memory.reset()
+    waited = feed.waits() if feed.waits else None
+    spans, batch_size = [], 0
+    cpu, thread = time.process_time(), time.thread_time()
+    begin = time.perf_counter()
+    for _ in range(steps):
+        asked = time.perf_counter()
+        images, labels = next(feed.batches)
+        spans.append(time.perf_counter() - asked)
+        step(images, labels)
+        batch_size += len(images)
+    synchronize()
+    seconds = time.perf_counter() - begin
+    cpu, thread = time.process_time() - cpu, time.thread_time() - thread
+    source, device = _since(feed, waited)
+    p10, p50, p90 = percentiles(spans)
+    return Block(
+        loader=turn.loader,
+        round=turn.round,
+        steps=steps,
+        images=batch_size,
+        seconds=seconds,
+        next_seconds=sum(spans),
+        next_p10=p10,
+        next_p50=p50,
+        next_p90=p90,
+        next_max=max(spans),
+        cpu_seconds=cpu,
+        thread_cpu_seconds=thread,
+        peak_bytes=memory.peak(),
+        source_seconds=source,
+        device_seconds=device,
+    )
+
+
+def _since(feed: Feed, before: tuple[float, float] | None) -> tuple[float | None, float | None]:
+    if feed.waits is None or before is None:
+        return None, None
+    source, device = feed.waits()
+    return source - before[0], device - before[1]
+
+
+def percentiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """The 10th, 50th and 90th."""
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    tenths = statistics.quantiles(values, n=10, method="inclusive")
+    return tenths[0], tenths[4], tenths[8]

@@ -1,0 +1,36 @@
+"""Keeps GPUs fed: batches on the device, transformed and ready, before the step asks for them.
+
+The life of a batch:
+
+    source ──► slab ──► copy ──► stages ──► hand-over ──► your step
+    workers,   pinned   copy     a stream   your stream
+    any        host     stream   per stage  waits on one event
+    iterable   memory
+
+and where each part of it is written down:
+
+    loader.py     StreamLoader: passes, attributes, length, close
+    arguments.py  what it accepts, what it warns of
+    epoch.py      one pass: a batch's whole way on one screen
+    source.py     the loader thread: pulls and packs, keeps order, carries exceptions
+    pack.py       a host batch's bytes into a slab; what may be read when
+    slabs.py      pinned slabs, round and round
+    window.py     how far ahead: ask, admit; NOTE [Memory rules]
+    stages.py     the copy, the transforms, the hand-over: a stream each; `on`
+    batch.py      the record that travels
+    tree.py       nested batches: visit, rebuild any container
+    layout.py     what is packed where, which tensors share a copy; pure
+    context.py    what a batch's randomness depends on; pure
+    stats.py      what was waited for: the source, the device
+    device/       the seam: a dozen verbs; CUDA and other accelerators, the CPU
+    testing.py    a public fake device
+"""
+
+from __future__ import annotations
+
+from streamloader.loader import StreamLoader
+from streamloader.stages import on
+from streamloader.stats import Counts, Stats
+
+__all__ = ["Counts", "Stats", "StreamLoader", "on"]
+__version__ = "0.1.0"

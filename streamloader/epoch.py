@@ -1,0 +1,179 @@
+"""One pass over the loader: a batch's whole way, on one screen.
+
+    source thread   pull 3 | pack 3        pull 4 | pack 4
+    next(), i = 1   ask 1 | launch 3 | hand over 1       next(), i = 2   ask 2 | launch 4 | ...
+
+The caller's `next()` launches every batch that is packed and admitted, and waits only for the one
+that is due: for the source while it is not packed, for the device while it is not admitted. Nothing
+else waits on the training thread (NOTE [Memory rules], window.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from streamloader.batch import Batch
+from streamloader.context import Context
+from streamloader.device import POLL_SECONDS, Device
+from streamloader.pack import size
+from streamloader.slabs import Slabs
+from streamloader.source import End, Pack, Source
+from streamloader.stages import Pipeline
+from streamloader.stats import Meter
+from streamloader.window import Window
+
+__all__ = ["Epoch", "inline"]
+
+
+def inline(
+    iterator: Iterator[Any],
+    pipeline: Pipeline,
+    keep: Callable[[Any], Any],
+    context: Context,
+    meter: Meter,
+) -> Iterator[Any]:
+    """A pass without look-ahead: the caller's thread and stream do everything (rule 8).
+
+    Args:
+        iterator: The source's pass.
+        pipeline: The device's legs; only `finish` is used.
+        keep: Makes a batch the caller's own, see `pack.owned`.
+        context: Of the first batch.
+        meter: Counts.
+    """
+    for number in itertools.count():  # pragma: no branch
+        start = time.perf_counter()
+        held = list(itertools.islice(iterator, 1))
+        meter.waited(source=time.perf_counter() - start)
+        if not held:
+            return
+        meter.handed_over(size(held))
+        yield pipeline.finish(keep(held.pop()), context._replace(number=number))
+
+
+class Epoch:
+    """A pass with look-ahead.
+
+    The source has been asked for its first batch already, on the caller's thread, so that what it
+    starts (workers, seeds) starts there.
+
+    Args:
+        iterator: The source's pass.
+        first: Its first batch, alone in a list that is emptied.
+        pack: Packs host batches.
+        pipeline: The device's legs.
+        device: The seam.
+        slabs: Pinned memory, taken over for the pass.
+        depth: `prefetch_batches`, at least 1.
+        context: Of the first batch.
+        meter: Counts.
+    """
+
+    def __init__(  # noqa: PLR0913  # the one place where all legs meet
+        self,
+        iterator: Iterator[Any],
+        first: list[Any],
+        *,
+        pack: Pack,
+        pipeline: Pipeline,
+        device: Device,
+        slabs: Slabs,
+        depth: int,
+        context: Context,
+        meter: Meter,
+    ) -> None:
+        self.slabs = slabs
+        self._pipeline = pipeline
+        self._depth = depth
+        self._context = context
+        self._meter = meter
+        self._window = Window(device, depth)
+        self._launched: deque[Batch | End] = deque()
+        self._ended = False
+        self.source = Source(
+            iterator, first, pack, permits=depth + 1, changed=slabs.changed, state=device.inherit()
+        )
+
+    def batches(self) -> Iterator[Any]:
+        """The pass, batch by batch."""
+        for number in itertools.count():  # pragma: no branch
+            self._window.ask(number)
+            item = self._due()
+            if isinstance(item, End):
+                item.finish()
+                return
+            self.source.permit(number + self._depth + 2)
+            self._meter.handed_over(item.nbytes)
+            yield self._pipeline.hand_over(item, self._of(number))
+
+    def _due(self) -> Batch | End:
+        """The batch that is due, launched, after launching whatever else can be.
+
+        Raises:
+            RuntimeError: The pass was closed.
+        """
+        while not self.source.closed:
+            self.slabs.serve()
+            self._launch_admitted()
+            if self._launched:
+                return self._launched.popleft()
+            self._wait()
+        raise RuntimeError("this pass ended because StreamLoader.close() was called during it")
+
+    def _launch_admitted(self) -> None:
+        while not self._ended:
+            item = self.source.take(lambda batch: self._window.admits(batch.number))
+            if item is None:
+                return
+            if isinstance(item, Batch):
+                self._launch(item)
+            else:
+                self._end(item)
+
+    def _end(self, end: End) -> None:
+        self._ended = True
+        self._launched.append(end)
+
+    def _launch(self, batch: Batch) -> None:
+        try:
+            try:
+                self._pipeline.send(batch)
+            finally:
+                self.slabs.lend(batch.ready, batch.slab, list(batch.direct.values()))
+                batch.slab, batch.direct = None, {}
+            self._pipeline.transform(batch, self._of(batch.number))
+        except Exception as error:  # noqa: BLE001  # the caller gets it when the batch is due
+            self._end(End(error))
+        else:
+            self._launched.append(batch)
+
+    def _wait(self) -> None:
+        """Waits until something changed; for the device, which tells nobody, by looking again."""
+        item, wanted = self.source.first(), self.slabs.wanted
+        on_device = item is not None or wanted
+        seconds = self.source.wait(
+            lambda: self.source.first() is not item or self.slabs.wanted is not wanted,
+            POLL_SECONDS if on_device or self.slabs.busy else None,
+        )
+        if on_device:
+            self._meter.waited(device=seconds)
+        else:
+            self._meter.waited(source=seconds)
+
+    def _of(self, number: int) -> Context:
+        return self._context._replace(number=number)
+
+    def close(self) -> bool:
+        """Ends the pass. Idempotent.
+
+        Returns:
+            Whether the slabs are all accounted for, so that the next pass may take them over.
+        """
+        self.source.close()
+        for batch in self.source.drain():
+            self.slabs.give_back(batch.slab)
+        return not self.source.alive

@@ -1,0 +1,313 @@
+"""`StreamLoader`: what the user holds. Arguments, attributes, length, passes, close."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import time
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+import torch
+from typing_extensions import Self, override
+
+from streamloader import arguments, pack
+from streamloader.context import Context, rank
+from streamloader.device import Device, DeviceLike, check, resolve
+from streamloader.epoch import Epoch, inline
+from streamloader.slabs import Slabs
+from streamloader.source import Source
+from streamloader.stages import Pipeline, Transform
+from streamloader.stats import Meter, Stats
+
+__all__ = ["StreamLoader"]
+
+Batch_co = TypeVar("Batch_co", covariant=True)
+
+
+class StreamLoader(Generic[Batch_co]):
+    """A loader's batches on the device, several ahead of the step.
+
+    The same batches as `loader`'s, in the same order and number, moved to `device` and transformed
+    there while earlier steps run. They are ready for the stream that is current where `next()` is
+    called, and they are the caller's: keep them, change them, use them on any stream you order.
+
+        loader = StreamLoader(DataLoader(dataset, batch_size=256, num_workers=12))
+        for images, labels in loader:
+            ...
+
+    Args:
+        loader: Any iterable of batches: a `DataLoader`, a `webdataset.WebLoader`, a list, a
+            generator (for one pass). A batch is any nesting of containers (tree.py); what is not a
+            tensor and has no `.to` of its own stays as it is.
+        device: Where to. None is the accelerator if there is one, else the CPU; None or a name
+            without an index is settled at the first `next()`, by the thread that calls it. A
+            `Device` of your own, such as `streamloader.testing.FakeDevice`, is taken as it is.
+        transform: A callable `batch -> batch`, or several to be called in order, each on a stream
+            of its own, without gradients and without the caller's autocast. `on(key, function)`
+            transforms one part. Torch's generators are seeded for each batch, and restored after
+            it, unless the loader's thread may draw from them at the same time: then
+            (`num_workers=0`, a generator) transforms draw as they come.
+        prefetch_batches: How many batches ahead of the step. 0 does everything in the caller's
+            thread when the batch is asked for. Memory is that of at most `prefetch_batches` + 2
+            batches, on the device and pinned on the host.
+        seed: What the transforms' randomness depends on, beside epoch, batch and rank. None is
+            `torch.initial_seed()` at the start of the pass.
+
+    Raises:
+        TypeError: `loader` cannot be iterated over, or `transform` cannot be called.
+        ValueError: `device` does not exist, or `prefetch_batches` is negative.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_asked",
+        "_depth",
+        "_device",
+        "_epoch",
+        "_live",
+        "_loader",
+        "_meter",
+        "_pipeline",
+        "_pools",
+        "_seed",
+        "_sources",
+        "_total",
+        "_transforms",
+    )
+
+    _loader: Iterable[Batch_co]
+
+    def __init__(
+        self,
+        loader: Iterable[Batch_co],
+        device: DeviceLike | None = None,
+        *,
+        transform: Transform | Sequence[Transform] | None = None,
+        prefetch_batches: int = 2,
+        seed: int | None = None,
+    ) -> None:
+        self._loader = arguments.iterable(loader)
+        self._asked = check(device)
+        self._transforms = arguments.callables(transform)
+        self._depth = arguments.whole("prefetch_batches", prefetch_batches)
+        self._seed = None if seed is None else arguments.whole("seed", seed)
+        self._epoch = 0
+        self._rest()
+        arguments.advise(loader)
+        if self._seed is not None and self._transforms and self._depth:
+            arguments.warn_of_seed(loader)
+
+    def _rest(self) -> None:
+        """Everything that a pass makes, before the first."""
+        self._device: Device | None = None
+        self._pipeline: Pipeline | None = None
+        self._pools: list[Slabs] = []
+        self._live: weakref.WeakSet[Epoch] = weakref.WeakSet()
+        self._sources: weakref.WeakSet[Source] = weakref.WeakSet()  # their threads outlive passes
+        self._meter = Meter()
+        self._total = Meter()
+
+    # -- passes -----------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Batch_co]:
+        """A pass; it starts, workers and all, at its first `next()`."""
+        return self._pass()
+
+    def _pass(self) -> Iterator[Batch_co]:
+        depth = 0 if os.environ.get("STREAMLOADER_DISABLE") == "1" else self._depth
+        device, pipeline = self._settled()
+        context, meter = self._begin()
+        # On the CPU a transform gets the batch itself, and may write to it.
+        fresh = pack.fresh(self._loader) and not (device.host and self._transforms)
+        if depth == 0:
+            keep = functools.partial(pack.owned, device=device, fresh=fresh)
+            yield from inline(iter(self._loader), pipeline, keep, context, meter)
+            return
+        if not arguments.draws_apart(self._loader):
+            context = context._replace(seed=None)
+        iterator, first = self._open(meter)
+        if not first:
+            return
+        slabs = self._pools.pop() if self._pools else Slabs(device, depth + 2)
+        pinned = fresh and getattr(self._loader, "pin_memory", False)
+        epoch = Epoch(
+            iterator,
+            first,
+            pack=pack.Packer(device, slabs.take, fresh=fresh, pinned=pinned),
+            pipeline=pipeline,
+            device=device,
+            slabs=slabs,
+            depth=depth,
+            context=context,
+            meter=meter,
+        )
+        del iterator
+        self._live.add(epoch)
+        self._sources.add(epoch.source)
+        try:
+            yield from epoch.batches()
+        finally:
+            self._end(epoch)
+
+    def _settled(self) -> tuple[Device, Pipeline]:
+        """The device and its streams, made at the first `next()` and kept (rule 4)."""
+        if self._device is None or self._pipeline is None:
+            self._device = resolve(self._asked)
+            self._pipeline = Pipeline(self._device, self._transforms)
+        return self._device, self._pipeline
+
+    def _begin(self) -> tuple[Context, Meter]:
+        seed = torch.initial_seed() if self._seed is None else self._seed
+        context = Context(seed, self._epoch, 0, rank())
+        self._epoch += 1
+        self._meter = Meter(self._total)
+        return context, self._meter
+
+    def _open(self, meter: Meter) -> tuple[Iterator[Batch_co], list[Batch_co]]:
+        """The source's pass and its first batch, got on the caller's thread.
+
+        A source that starts its workers only at its first `next()` starts them here too, before
+        there is another thread.
+
+        Raises:
+            RuntimeError: A live pass reads from the same iterator.
+        """
+        start = time.perf_counter()
+        inner = arguments.dataloader(self._loader)
+        if inner is not None and inner.persistent_workers:  # iter() would reset their one iterator
+            self._leave(self._sources)
+        iterator = iter(self._loader)
+        self._leave(source for source in self._sources if source.reads(iterator))
+        first = list(itertools.islice(iterator, 1))
+        meter.waited(source=time.perf_counter() - start)
+        return iterator, first
+
+    def _leave(self, sources: Iterable[Source]) -> None:
+        """Waits until closed passes have left the iterator that the next pass shares with them.
+
+        Raises:
+            RuntimeError: A live one uses it.
+        """
+        for source in list(sources):
+            if source.closed:
+                source.join()
+            elif source.alive:
+                raise RuntimeError(arguments.second_pass(self._loader))
+
+    def _end(self, epoch: Epoch) -> None:
+        if epoch.close() and epoch in self._live:
+            self._live.discard(epoch)
+            self._pools.append(epoch.slabs)
+
+    def close(self) -> None:
+        """Ends live passes and gives pinned memory back. The loader can be used again after it."""
+        for epoch in list(self._live):
+            self._end(epoch)
+        while self._pools:
+            self._pools.pop().close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # -- what it wraps ----------------------------------------------------------------------------
+
+    @property
+    def loader(self) -> Iterable[Batch_co]:
+        """The loader that is wrapped."""
+        return self._loader
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where batches go; None before it is settled, at the first `next()`."""
+        known = self._device or self._asked
+        return known.device if isinstance(known, Device) else known
+
+    @property
+    def prefetch_batches(self) -> int:
+        """How many batches ahead of the step."""
+        return self._depth
+
+    @property
+    def stats(self) -> Stats:
+        """What was counted, in the last pass and in all: batches, bytes, waits."""
+        return Stats(self._meter.counts(), self._total.counts())
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tells the epoch to whoever shuffles by it; the transforms' randomness follows it too.
+
+        That is the loader if it has a `set_epoch`, else its sampler, batch sampler and dataset,
+        those that have one.
+
+        Args:
+            epoch: Of the next pass, from 0; later ones count on from it.
+        """
+        self._epoch = epoch
+        for tell in arguments.epoch_setters(self._loader):
+            tell(epoch)
+
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type]  # TypeError where it has none
+
+    def __bool__(self) -> bool:
+        return True  # not len(): a loader of unknown length is no empty one
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("state_dict", "load_state_dict"):
+            raise AttributeError(
+                f"StreamLoader has no {name}: the state of {type(self._loader).__name__} counts "
+                f"batches that were read ahead and not handed over, so resuming would skip them"
+            )
+        if name.startswith("__") or name in StreamLoader.__slots__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        try:
+            return getattr(self._loader, name)
+        except AttributeError:
+            raise AttributeError(
+                f"neither StreamLoader nor the {type(self._loader).__name__} that it wraps has an "
+                f"attribute {name!r}"
+            ) from None
+
+    @override
+    def __setattr__(self, name: str, value: object) -> None:
+        if name not in StreamLoader.__slots__:
+            raise AttributeError(
+                f"StreamLoader has no attribute {name!r} to set: set it on the loader that it "
+                f"wraps, as in stream_loader.loader.{name} = ..."
+            )
+        object.__setattr__(self, name, value)
+
+    @override
+    def __repr__(self) -> str:
+        transforms = ", ".join(map(repr, self._transforms))
+        device = None if self.device is None else str(self.device)
+        return (
+            f"{type(self).__name__}({self._loader!r}, device={device!r}, "
+            f"transform=[{transforms}], prefetch_batches={self._depth})"
+        )
+
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        if self._live or any(source.alive for source in self._sources):
+            raise TypeError(
+                "a StreamLoader cannot be copied or pickled during a pass, which has a thread: "
+                "do it before, or after close()"
+            )
+        names = ("_loader", "_asked", "_transforms", "_depth", "_seed", "_epoch")
+        return {name: getattr(self, name) for name in names}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+        self._rest()

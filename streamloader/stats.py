@@ -1,0 +1,84 @@
+"""What was waited for: the source, or the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from typing_extensions import override
+
+__all__ = ["Counts", "Meter", "Stats"]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What was counted over an epoch, or over all of them.
+
+    Attributes:
+        batches: Batches handed over.
+        nbytes: Bytes of the tensors that came from the host.
+        source_seconds: Seconds the caller waited in `next()` because no batch was there yet.
+        device_seconds: Seconds the caller waited in `next()` because it was `prefetch_batches`
+            steps ahead of the device. This costs the device nothing.
+    """
+
+    batches: int = 0
+    nbytes: int = 0
+    source_seconds: float = 0.0
+    device_seconds: float = 0.0
+
+    @override
+    def __str__(self) -> str:
+        return (
+            f"{self.batches} batches, {self.nbytes / 1e6:.1f} MB; waited for the source "
+            f"{self.source_seconds:.2f} s, for the device {self.device_seconds:.2f} s"
+        )
+
+
+@dataclass(frozen=True)
+class Stats:
+    """A loader's counts.
+
+    Attributes:
+        epoch: Of the pass that was started last.
+        total: Of all passes.
+    """
+
+    epoch: Counts = Counts()
+    total: Counts = Counts()
+
+    @override
+    def __str__(self) -> str:
+        return f"epoch: {self.epoch}\ntotal: {self.total}"
+
+
+@dataclass
+class Meter:
+    """Counts being made; the attributes are those of `Counts`.
+
+    Args:
+        total: Counts the same, of several.
+    """
+
+    total: Meter | None = None
+    batches: int = 0
+    nbytes: int = 0
+    source_seconds: float = 0.0
+    device_seconds: float = 0.0
+
+    def counts(self) -> Counts:
+        """What has been counted so far."""
+        return Counts(self.batches, self.nbytes, self.source_seconds, self.device_seconds)
+
+    def handed_over(self, nbytes: int) -> None:
+        """One more batch."""
+        self.batches += 1
+        self.nbytes += nbytes
+        if self.total is not None:
+            self.total.handed_over(nbytes)
+
+    def waited(self, *, source: float = 0.0, device: float = 0.0) -> None:
+        """So many more seconds."""
+        self.source_seconds += source
+        self.device_seconds += device
+        if self.total is not None:
+            self.total.waited(source=source, device=device)

@@ -1,0 +1,268 @@
+"""Nested batches: visit every tensor, rebuild any container.
+
+`replace(visit, batch)` calls `visit` on each leaf, in order, and rebuilds only the containers in
+which a leaf changed. What a node is, in the order in which it is asked:
+
+    a tensor                      leaf
+    an object with its own .to    leaf (PackedSequence, BatchEncoding, TensorDict, ...)
+    a tuple, a namedtuple         its class, over new items
+    a dataclass instance          a shallow copy, fields set
+    a mapping                     its class, its key order, over new values
+    a list                        its class, over new items
+    anything else                 untouched
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import gc
+import types
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+__all__ = ["describe", "emptied", "leaves", "part", "reachable", "replace", "with_part"]
+
+Visit: TypeAlias = Callable[[Any], Any]
+
+
+def replace(visit: Visit, batch: Any) -> Any:
+    """`batch` with `visit(leaf)` for each leaf, in a fixed order.
+
+    Containers whose leaves all stay the same objects stay the same objects themselves; no container
+    of the source's is ever written to.
+    """
+    return _rule(type(batch))(functools.partial(replace, visit), visit, batch)  # type: ignore[arg-type]  # classes are hashable
+
+
+def emptied(visit: Visit, batch: Any) -> Any:
+    """As `replace`, for placeholders that a container of the user's need not accept.
+
+    Containers of Python's own classes get what `visit` returns. Others, which may check what they
+    are given, are visited and stay as they are. The leaves' order is that of `replace`.
+    """
+    if _may_refuse(type(batch)):  # type: ignore[arg-type]  # classes are hashable
+        for leaf in leaves(batch):
+            visit(leaf)
+        return batch
+    return _rule(type(batch))(functools.partial(emptied, visit), visit, batch)  # type: ignore[arg-type]  # classes are hashable
+
+
+def leaves(batch: Any) -> list[Any]:
+    """Tensors and objects with their own `.to` in `batch`, in the order of `replace`."""
+    found: list[Any] = []
+
+    def visit(leaf: Any) -> Any:
+        found.append(leaf)
+        return leaf
+
+    replace(visit, batch)
+    return found
+
+
+@functools.cache
+def _rule(kind: type) -> Callable[[Visit, Visit, Any], Any]:
+    """How to go through an object of this class, given how to walk on and how to visit a leaf."""
+    if _is_leaf(kind):
+        return lambda _, visit, leaf: visit(leaf)
+    if issubclass(kind, tuple):
+        return functools.partial(_sequence, _tuple)
+    if dataclasses.is_dataclass(kind):
+        return _dataclass
+    if issubclass(kind, Mapping):
+        return _mapping
+    if issubclass(kind, list):
+        return functools.partial(_sequence, _list)
+    return lambda _walk, _visit, other: other
+
+
+def _is_leaf(kind: type) -> bool:
+    return issubclass(kind, Tensor) or callable(getattr(kind, "to", None))
+
+
+@functools.cache
+def _may_refuse(kind: type) -> bool:
+    """Whether a container's own code sees what is put into it."""
+    if _is_leaf(kind) or kind in (dict, OrderedDict, defaultdict, list):
+        return False
+    return issubclass(kind, (Mapping, list))
+
+
+def _sequence(build: Callable[[Any, list[Any]], Any], walk: Visit, _: Visit, old: Any) -> Any:
+    items = [walk(item) for item in old]
+    if all(new is item for new, item in zip(items, old, strict=True)):
+        return old
+    return build(old, items)
+
+
+def _tuple(old: tuple[Any, ...], items: list[Any]) -> tuple[Any, ...]:
+    if hasattr(old, "n_sequence_fields"):  # torch.return_types: made by C, and only so
+        made: Any = type(old)
+        return made(items)  # type: ignore[no-any-return]
+    new = tuple.__new__(type(old), items)  # whatever arguments its class takes
+    if hasattr(old, "__dict__"):
+        vars(new).update(vars(old))
+    return new
+
+
+def _list(old: list[Any], items: list[Any]) -> list[Any]:
+    if type(old) is list:
+        return items
+    new = copy.copy(old)  # keeps what a subclass keeps beside its items
+    new[:] = items
+    return new
+
+
+def _mapping(walk: Visit, _: Visit, old: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    values = {key: walk(value) for key, value in old.items()}
+    if all(value is old[key] for key, value in values.items()):
+        return old
+    return _with_values(old, values)
+
+
+def _with_values(old: Mapping[Any, Any], values: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    if type(old) is dict:
+        return values
+    if not isinstance(old, MutableMapping):
+        made: Any = type(old)  # MappingProxyType, frozendict, ...
+        return made(values)  # type: ignore[no-any-return]
+    new = _copy_of(old)
+    for key, value in values.items():
+        new[key] = value
+    return new
+
+
+def _copy_of(old: MutableMapping[Any, Any]) -> MutableMapping[Any, Any]:
+    """A copy with the same values that shares no store with `old`.
+
+    It keeps default factories, attributes, unusual constructors.
+    """
+    if isinstance(old, dict) or hasattr(old, "__copy__"):
+        return copy.copy(old)
+    # A plain copy would share the dict within it. A deep one does not, and leaves alone what it is
+    # told that it has copied already.
+    return copy.deepcopy(old, {id(value): value for value in old.values()})
+
+
+def _dataclass(walk: Visit, _: Visit, old: Any) -> Any:
+    values = {}
+    for field in dataclasses.fields(old):
+        if hasattr(old, field.name):  # a field with init=False may never have been set
+            values[field.name] = walk(getattr(old, field.name))
+    if all(value is getattr(old, name) for name, value in values.items()):
+        return old
+    return _with_fields(old, values)
+
+
+def _with_fields(old: Any, values: Mapping[str, Any]) -> Any:
+    if isinstance(old, MutableMapping):  # both, as the outputs of some model libraries are
+        new: Any = _with_values(old, {key: values[key] for key in old if key in values})
+    else:
+        kind: Any = type(old)
+        new = kind.__new__(kind)
+        for name in _attributes(old):
+            object.__setattr__(new, name, getattr(old, name))
+    for name, value in values.items():
+        object.__setattr__(new, name, value)  # frozen ones too
+    return new
+
+
+def _attributes(thing: Any) -> list[str]:
+    """What is set on an object, in its `__dict__` or its slots."""
+    slots = [name for kind in type(thing).__mro__ for name in vars(kind).get("__slots__", ())]
+    names = [*getattr(thing, "__dict__", ()), *slots]
+    hidden = ("__dict__", "__weakref__")
+    return [name for name in names if name not in hidden and hasattr(thing, name)]
+
+
+_OPAQUE_TO_GC = (type, types.ModuleType, types.FunctionType, types.MethodType, str, bytes)
+"""Where the search for tensors ends: code, from which everything can be reached, and text."""
+
+
+def reachable(thing: Any) -> list[Tensor]:
+    """Every tensor within `thing`, in containers and objects of whatever kind.
+
+    Found as the garbage collector finds what an object refers to, so nothing is copied, and no
+    class has to help.
+    """
+    found: list[Tensor] = []
+    seen: set[int] = set()
+    rest = [thing]
+    while rest:
+        node = rest.pop()
+        if id(node) in seen or isinstance(node, _OPAQUE_TO_GC):
+            continue
+        seen.add(id(node))
+        if isinstance(node, Tensor):
+            found.append(node)
+        else:
+            rest += gc.get_referents(node)
+    return found
+
+
+def part(batch: Any, key: Any) -> Any:
+    """What `key` picks from `batch`: a mapping's key, a field's name, or an index.
+
+    Raises:
+        KeyError: A mapping has no such key. (A field or an index that is missing raises its own.)
+    """
+    if isinstance(batch, tuple):
+        return batch[_place(batch, key)]
+    if isinstance(batch, Mapping):
+        if key not in batch:  # a defaultdict would make one
+            raise KeyError(key)
+        return batch[key]
+    return getattr(batch, key) if dataclasses.is_dataclass(batch) else batch[key]
+
+
+def with_part(batch: Any, key: Any, value: Any) -> Any:
+    """`batch` with another value under `key`; the given batch is not written to."""
+    if isinstance(batch, tuple):
+        items = list(batch)
+        items[_place(batch, key)] = value
+        return _tuple(batch, items)
+    if dataclasses.is_dataclass(batch):
+        return _with_fields(batch, {key: value})
+    if isinstance(batch, Mapping):
+        return _with_values(batch, {**batch, key: value})
+    new = batch.clone() if isinstance(batch, Tensor) else copy.copy(batch)
+    new[key] = value
+    return new
+
+
+def _place(batch: tuple[Any, ...], key: Any) -> Any:
+    """The index of a namedtuple's field; any other key is one already.
+
+    Raises:
+        AttributeError: It has no such field.
+    """
+    if not isinstance(key, str):
+        return key
+    names: Any = getattr(batch, "_fields", None) or getattr(batch, "__match_args__", ())
+    if key not in names:
+        raise AttributeError(f"{type(batch).__name__} has no field {key!r}")
+    return tuple(names).index(key)
+
+
+def describe(batch: Any) -> str:
+    """A batch's structure in a line: `tuple(uint8[256, 3, 224, 224], int64[256])`."""
+    if isinstance(batch, Tensor):
+        name = "" if type(batch) is Tensor else f"{type(batch).__name__} "
+        shape = "[nested]" if batch.is_nested else list(batch.shape)
+        return f"{name}{str(batch.dtype).removeprefix('torch.')}{shape}"
+    name = type(batch).__name__
+    if isinstance(batch, Mapping):
+        parts = [f"{key!r}: {describe(value)}" for key, value in batch.items()]
+    elif dataclasses.is_dataclass(batch):
+        fields = dataclasses.fields(batch)
+        parts = [f"{f.name}={describe(getattr(batch, f.name, None))}" for f in fields]
+    elif isinstance(batch, (list, tuple)):
+        parts = [describe(item) for item in batch]
+    else:
+        return name
+    shown = parts if len(parts) <= 8 else [*parts[:8], f"... {len(parts) - 8} more"]
+    return f"{name}({', '.join(shown)})"

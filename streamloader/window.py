@@ -1,0 +1,73 @@
+"""The ask window: asking for a batch is what lets older ones go.
+
+NOTE [Memory rules]
+~~~~~~~~~~~~~~~~~~~
+What may be in flight, and who may write what when. Cited by number where a verb serves them.
+
+1. A host slab is written, freed or unpinned only after the *host* has seen its copy complete; at
+   close too (slabs.py).
+2. Device memory comes from the caching allocator, on the stream that writes it. Every other stream
+   that reads it is recorded on it (`Device.uses`) before the loader lets go of it, the caller's at
+   hand-over: so whoever drops it last, the allocator gives it out again only after those reads
+   (stages.py). A tensor handed out is made by `Tensor.set_` on its storage, never as a view: views
+   share a version counter, and editing labels in place would fail the images' backward pass.
+3. `next()` first records `ask(i)` on the stream that took batch i-1 and, if it is another, on the
+   current one. Memory for batch i is allocated only after the host has seen ask(i - depth)
+   complete. So the caller is at most depth + 1 steps ahead of the device, and memory is bounded
+   however fast Python runs. For depth 2:
+
+       next(0)  ask 0   launch 0, 1, and 2 if ask 0 is complete: nothing of the caller's runs
+       next(1)  ask 1   launch 3 once ask 1 is complete
+       ...
+       next(i)  ask i   batch i is due and needs ask(i-2): the device has come to step i-2, so the
+                        copy of batch i has steps i-2 and i-1 to hide behind
+
+4. Streams live as long as the loader. The allocator keeps memory by stream, and a stream for each
+   epoch would strand it. An event is recorded once.
+5. A source's memory is not read after the next pull, unless a DataLoader made it for this batch
+   alone (pack.py).
+6. A transform reads only state that nobody writes meanwhile: a frozen encoder, not a teacher that
+   the step updates.
+7. Only the caller's thread touches the device, in `next()`. Work keeps program order, and no other
+   thread can break a graph capture of the caller's.
+8. `prefetch_batches=0` is the caller's thread and stream: no thread, no events.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from streamloader.device import Device, Event, Stream
+
+__all__ = ["Window"]
+
+
+class Window:
+    """Which batches may be launched now (rule 3).
+
+    Args:
+        device: Where the asks are recorded.
+        depth: `prefetch_batches`.
+    """
+
+    def __init__(self, device: Device, depth: int) -> None:
+        self._device = device
+        self._depth = depth
+        self._taker: Stream | None = None
+        self._asks: deque[tuple[int, list[Event]]] = deque()
+        self._seen = -1
+
+    def ask(self, number: int) -> None:
+        """The caller asks for batch `number`: all its work on earlier batches is submitted."""
+        current = self._device.current()
+        streams = [current]
+        if self._taker is not None and self._taker != current:
+            streams.append(self._taker)
+        self._asks.append((number, [self._device.record(stream) for stream in streams]))
+        self._taker = current
+
+    def admits(self, number: int) -> bool:
+        """Whether memory for batch `number` may be allocated."""
+        while self._asks and all(map(self._device.done, self._asks[0][1])):
+            self._seen, _ = self._asks.popleft()
+        return number - self._depth <= self._seen

@@ -1,0 +1,33 @@
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import imagenet_shards
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    threads, benchmark = torch.get_num_threads(), torch.backends.cudnn.benchmark
+    yield
+    torch.set_num_threads(threads)
+    torch.backends.cudnn.benchmark = benchmark
+
+
+def test_a_run_on_the_cpu_measures_all_and_says_what_it_cannot(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, picture = tmp_path / "run.json", tmp_path / "run.png"
+    settings = "--device cpu --model small --batch-size 4 --workers 1 --blocks 2 --steps 3 --late 3"
+    files = ["--late-ms", "1", "--json", str(data), "--plot", str(picture)]
+    imagenet_shards.main([*settings.split(), *files])
+    assert capsys.readouterr().out.endswith("overlap needs an accelerator.\n")
+    found = json.loads(data.read_text(encoding="utf-8"))
+    assert [row["loader"] for row in found["rows"]] == ["plain", "pinned", "stream", "ceiling"]
+    assert len(found["blocks"]) == 2 * 4 + 2
+    assert all(block["images"] == 12 for block in found["blocks"])
+    assert picture.stat().st_size > 0

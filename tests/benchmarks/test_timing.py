@@ -1,0 +1,98 @@
+import itertools
+from collections import Counter
+
+import pytest
+import torch
+
+from benchmarks._loaders import Feed
+from benchmarks._timing import (
+    Memory,
+    Turn,
+    measure,
+    percentiles,
+    schedule,
+    settle,
+    steps_in_block,
+)
+
+LOADERS = ["plain", "pinned", "stream", "ceiling"]
+
+
+def test_a_run_begins_and_ends_with_the_bookend() -> None:
+    turns = schedule(LOADERS, "ceiling", rounds=7, seed=0)
+    assert turns[0] == turns[-1] == Turn("ceiling", None)
+
+
+def test_each_round_has_each_loader_once() -> None:
+    turns = schedule(LOADERS, "ceiling", rounds=7, seed=0)[1:-1]
+    assert Counter((turn.round, turn.loader) for turn in turns) == Counter(
+        itertools.product(range(7), LOADERS)
+    )
+    assert [turn.round for turn in turns] == sorted(turn.round or 0 for turn in turns)
+
+
+def test_the_order_changes_and_depends_on_the_seed_alone() -> None:
+    turns = schedule(LOADERS, "ceiling", rounds=7, seed=1)
+    orders = {tuple(t.loader for t in turns if t.round == number) for number in range(7)}
+    assert len(orders) > 3
+    assert turns == schedule(LOADERS, "ceiling", rounds=7, seed=1)
+    assert turns != schedule(LOADERS, "ceiling", rounds=7, seed=2)
+
+
+@pytest.mark.parametrize(
+    ("step_seconds", "in_hand", "late", "expected"),
+    [
+        (0.05, 56, 0, 168),  # three times what the workers have in hand
+        (0.005, 56, 0, 1000),  # five seconds
+        (0.05, 56, 10, 170),  # and a whole number of late batches
+        (0.05, 56, 8, 168),
+    ],
+)
+def test_a_block_outlasts_what_was_in_hand(
+    step_seconds: float, in_hand: int, late: int, expected: int
+) -> None:
+    assert steps_in_block(step_seconds, in_hand, 5.0, late) == expected
+
+
+def test_percentiles_of_a_hundred_and_one_are_their_places() -> None:
+    assert percentiles(list(range(101))) == (10, 50, 90)
+
+
+def test_percentiles_of_one_value_are_that_value() -> None:
+    assert percentiles([3.0]) == (3.0, 3.0, 3.0)
+
+
+def numbered(in_hand: int, waits: list[tuple[float, float]] | None = None) -> Feed:
+    batches = ((torch.zeros(4), torch.tensor(number)) for number in itertools.count())
+    return Feed(batches, in_hand, batches.close, iter(waits).__next__ if waits else None)
+
+
+def test_settling_drops_what_is_in_hand_and_steps_on_what_follows() -> None:
+    stepped: list[int] = []
+    settle(numbered(in_hand=5), lambda _, label: stepped.append(int(label)), steps=2)
+    assert stepped == [5, 6]
+
+
+def test_a_block_counts_its_steps_and_their_images() -> None:
+    stepped: list[str] = []
+    block = measure(
+        Turn("plain", 3),
+        numbered(in_hand=5),
+        lambda *_: stepped.append("step"),
+        steps=6,
+        synchronize=lambda: stepped.append("synchronize"),
+        memory=Memory(torch.device("cpu")),
+    )
+    assert stepped == ["synchronize", *["step"] * 6, "synchronize"]
+    assert (block.loader, block.round, block.steps, block.images) == ("plain", 3, 6, 24)
+    assert 0 < block.next_seconds < block.seconds
+    assert block.next_p10 <= block.next_p50 <= block.next_p90 <= block.next_max
+    assert (block.peak_bytes, block.source_seconds, block.device_seconds) == (None, None, None)
+    assert block.rate == 24 / block.seconds
+
+
+def test_a_block_has_the_waits_of_its_own_time() -> None:
+    feed = numbered(in_hand=0, waits=[(1.0, 2.0), (1.5, 2.25)])
+    memory = Memory(torch.device("cpu"))
+    block = measure(Turn("stream", 0), feed, lambda *_: None, 1, lambda: None, memory)
+    assert (block.source_seconds, block.device_seconds) == (0.5, 0.25)

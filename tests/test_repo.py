@@ -1,0 +1,151 @@
+"""What holds for the repository as a whole."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# Where a module's test is not tests/<same path>/test_<same name>.py: this one needs a GPU.
+TESTED_ELSEWHERE = {"device/accelerator.py": "gpu/test_accelerator.py"}
+
+# Each is needed for one feature, and imported when that is used.
+OPTIONAL = {"matplotlib", "torchcodec", "torchvision", "triton", "webdataset"}
+
+
+# -- every module has a test file of its name --------------------------------------------------
+
+
+def untested(package: Path, tests: Path) -> list[str]:
+    """The test files that `package` asks for and `tests` lacks."""
+    modules = [path.relative_to(package) for path in package.rglob("*.py")]
+    wanted = [
+        TESTED_ELSEWHERE.get(path.as_posix(), (path.parent / f"test_{path.name}").as_posix())
+        for path in modules
+        if path.name != "__init__.py"
+    ]
+    return sorted(name for name in wanted if not (tests / name).exists())
+
+
+def test_every_module_has_a_test_file_of_its_name() -> None:
+    assert untested(ROOT / "streamloader", ROOT / "tests") == []
+
+
+def test_a_module_without_a_test_file_is_found(tmp_path: Path) -> None:
+    package, tests = tmp_path / "package", tmp_path / "tests"
+    for name in ("__init__.py", "tree.py", "device/cpu.py", "device/accelerator.py"):
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).touch()
+    (tests / "device").mkdir(parents=True)
+    (tests / "device/test_cpu.py").touch()
+
+    assert untested(package, tests) == ["gpu/test_accelerator.py", "test_tree.py"]
+
+
+# -- a GPU test runs where GPU tests are run ---------------------------------------------------
+
+
+def misplaced(tests: Path) -> list[str]:
+    """The files that use the GPU markers outside of `gpu/`, or do not inside of it."""
+    files = [path.relative_to(tests) for path in tests.rglob("test_*.py")]
+    return sorted(
+        path.as_posix()
+        for path in files
+        if (path.parts[0] == "gpu")
+        != bool(re.search(r"\bmark\.(multi_)?gpu\b", (tests / path).read_text(encoding="utf-8")))
+    )
+
+
+def test_every_gpu_test_is_where_scripts_test_gpu_looks() -> None:
+    assert misplaced(ROOT / "tests") == []
+
+
+def test_a_misplaced_gpu_test_is_found(tmp_path: Path) -> None:
+    marked = "pytestmark = pytest.mark." + "gpu"
+    (tmp_path / "gpu").mkdir()
+    for name, text in [
+        ("gpu/test_right.py", marked),
+        ("gpu/test_wrong.py", ""),
+        ("test_right.py", ""),
+        ("test_wrong.py", marked),
+    ]:
+        (tmp_path / name).write_text(text)
+
+    assert misplaced(tmp_path) == ["gpu/test_wrong.py", "test_wrong.py"]
+
+
+# -- the README's code runs --------------------------------------------------------------------
+
+
+def code_blocks(markdown: str) -> dict[str, str]:
+    """The Python blocks of `markdown`, by the line that each starts on.
+
+    A block that follows `<!-- no-test -->` is left out. The code is padded with empty lines, so
+    that a traceback gives the line in the document.
+    """
+    pattern = r"(<!-- no-test -->\s*)?^```python\n(.*?)^```$"
+    blocks = {}
+    for match in re.finditer(pattern, markdown, re.MULTILINE | re.DOTALL):
+        skipped, code = match.groups()
+        if skipped is None:
+            lines_before = markdown.count("\n", 0, match.start(2))
+            blocks[f"line {lines_before + 1}"] = "\n" * lines_before + code
+    return blocks
+
+
+README = ROOT / "README.md"
+BLOCKS = code_blocks(README.read_text(encoding="utf-8")) if README.exists() else {}
+
+
+def test_the_readme_shows_code() -> None:
+    assert BLOCKS, "README.md has no ```python block that is tested"
+
+
+@pytest.mark.parametrize("code", BLOCKS.values(), ids=BLOCKS.keys())
+def test_the_readmes_code_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {"__name__": "readme"}
+    exec(compile(code, str(README), "exec"), namespace)
+
+
+def test_code_blocks_leaves_out_the_marked_and_keeps_line_numbers() -> None:
+    markdown = (
+        "Text\n```python\na = 1\n```\n"
+        "<!-- no-test -->\n```python\nb = 2\n```\n"
+        "```console\nc\n```\n```python\nd = 4\n```\n"
+    )
+    assert code_blocks(markdown) == {
+        "line 3": "\n\na = 1\n",
+        "line 13": "\n" * 12 + "d = 4\n",
+    }
+
+
+# -- importing the package is cheap ------------------------------------------------------------
+
+
+def modules_added_by(statement: str) -> set[str]:
+    """The top-level modules that `statement` loads in a fresh process, beyond those of torch."""
+    program = (
+        "import sys, torch; before = set(sys.modules)\n"
+        f"{statement}\n"
+        "print(*{name.partition('.')[0] for name in set(sys.modules) - before})"
+    )
+    # The working directory is first on the path of a program given by -c: the tree at hand.
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return set(result.stdout.split())
+
+
+def test_importing_streamloader_imports_no_optional_dependency() -> None:
+    added = modules_added_by("import streamloader")
+    assert "streamloader" in added
+    assert added & OPTIONAL == set()
+
+
+def test_an_optional_dependency_that_is_imported_is_found() -> None:
+    assert "webdataset" in modules_added_by("import webdataset") & OPTIONAL
