@@ -46,7 +46,7 @@ class ThreadEpoch(Epoch):
 
     def _pack_and_launch(self, number: int, value: Any, closed: Callable[[], bool]) -> Batch | None:
         batch: Batch | None = self._packer(number, value, closed)
-        while batch is not None and not self._window.admits(number):
+        while batch is not None and not self._admitted(batch):
             if closed():
                 return None
             time.sleep(POLL_SECONDS)
@@ -56,11 +56,9 @@ class ThreadEpoch(Epoch):
 
     @override
     def _due(self) -> Batch | End:
-        while self.source.first() is None:
-            start = time.perf_counter()
-            self.source.wait(lambda: self.source.first() is not None, None)
-            self._meter.source_seconds += time.perf_counter() - start
-        item = self.source.pop()
+        while (item := self.source.take(lambda _: True)) is None:
+            seconds = self.source.wait(lambda: self.source.peek() is not None, None)
+            self._meter.waited(source=seconds)
         return item if isinstance(item, End) else self._launched.popleft()
 
 

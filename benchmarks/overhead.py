@@ -29,7 +29,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
+from typing_extensions import Self, override
 
 from streamloader import StreamLoader
 from streamloader.device import DeviceLike
@@ -52,8 +52,11 @@ LAUNCHED_TARGET_MS = 0.1
 LAUNCHES_TARGET_MS = 0.5
 
 
-class Gate:
+class Gate(list[Pair]):
     """A source that yields as many batches as it was told to, and notes when it is asked.
+
+    A list by class, and nothing else of one: of a list StreamLoader knows that it draws nothing, so
+    that transforms are seeded, which belongs to what is measured.
 
     Args:
         batches: They go round, without end.
@@ -63,6 +66,7 @@ class Gate:
     """
 
     def __init__(self, batches: Sequence[Pair]) -> None:
+        super().__init__()
         self.spent: list[float] = []
         self._batches = itertools.cycle(batches)
         self._changed = threading.Condition()
@@ -70,6 +74,7 @@ class Gate:
         self._asked = 0
         self._left: tuple[int, float] | None = None
 
+    @override
     def __iter__(self) -> Self:
         return self
 
@@ -161,7 +166,7 @@ def case(name: str, size: int, transform: Any, rounds: int, device: DeviceLike) 
     """
     data = batches(size)
     gate = Gate(data)
-    loader = StreamLoader(gate, device, transform=transform, prefetch_batches=DEPTH, seed=0)
+    loader = StreamLoader(gate, device, transform=transform, prefetch_batches=DEPTH)
     with loader:
         asks = _ask(gate, iter(loader), WARM + rounds, _synchronizer(device))
     kept = [ask for ask in asks[WARM:] if ask is not None]

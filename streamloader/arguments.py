@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 from torch.nn import ModuleList
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -20,8 +20,6 @@ __all__ = [
     "warn_of_seed",
     "whole",
 ]
-
-Transform: TypeAlias = Callable[[Any], Any]
 
 
 def iterable(loader: Any) -> Any:
@@ -40,7 +38,7 @@ def iterable(loader: Any) -> Any:
     return loader
 
 
-def callables(transform: Any) -> tuple[Transform, ...]:
+def callables(transform: Any) -> tuple[Callable[[Any], Any], ...]:
     """`transform` as the stages it stands for; a callable container, such as `Sequential`, is one.
 
     Raises:
@@ -115,20 +113,22 @@ def second_pass(loader: object) -> str:
     )
 
 
+_UNPREPARED = "prepare the DataLoader with device_placement=False"
 _MOVERS = {
-    "accelerate.data_loader": "prepare the DataLoader with device_placement=False",
-    "timm.data.loader": "build the loader with use_prefetcher=False",
-    "torchtnt.utils.data.data_prefetcher": "wrap the loader that it wraps",
-    "streamloader.loader": "wrap the DataLoader once, with all transforms in a list",
+    "accelerate.data_loader.DataLoaderShard": _UNPREPARED,
+    "accelerate.data_loader.DataLoaderDispatcher": _UNPREPARED,
+    "timm.data.loader.PrefetchLoader": "build the loader with use_prefetcher=False",
+    "torchtnt.utils.data.data_prefetcher.CudaDataPrefetcher": "wrap the loader that it wraps",
+    "streamloader.loader.StreamLoader": "wrap the DataLoader once, with all transforms in a list",
 }
-"""Where loaders that move batches to the device are defined, and what to do instead."""
+"""Loaders that move batches to the device themselves, and what to do instead."""
 
 
 def advise(loader: object) -> None:
     """Warns of a loader that moves batches to the device itself: nothing is left to do ahead."""
     for kind in type(loader).__mro__:
-        advice = _MOVERS.get(kind.__module__)
-        idle = kind.__module__ == "accelerate.data_loader" and not getattr(loader, "device", None)
+        advice = _MOVERS.get(f"{kind.__module__}.{kind.__name__}")
+        idle = advice is _UNPREPARED and getattr(loader, "device", loader) is None
         if advice is not None and not idle:
             warnings.warn(
                 f"{type(loader).__name__} moves batches to the device itself, before StreamLoader "

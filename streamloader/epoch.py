@@ -11,17 +11,21 @@ else waits on the training thread (NOTE [Memory rules], window.py).
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+
+import torch
 
 from streamloader.batch import Batch
 from streamloader.context import Context
 from streamloader.device import POLL_SECONDS, Device
 from streamloader.pack import size
 from streamloader.slabs import Slabs
-from streamloader.source import End, Pack, Source
+from streamloader.source import JOIN_SECONDS, End, Pack, Source
 from streamloader.stages import Pipeline
 from streamloader.stats import Meter
 from streamloader.window import Window
@@ -68,6 +72,7 @@ class Epoch:
         pipeline: The device's legs.
         device: The seam.
         slabs: Pinned memory, taken over for the pass.
+        window: How far ahead, taken over likewise.
         depth: `prefetch_batches`, at least 1.
         context: Of the first batch.
         meter: Counts.
@@ -82,16 +87,19 @@ class Epoch:
         pipeline: Pipeline,
         device: Device,
         slabs: Slabs,
+        window: Window,
         depth: int,
         context: Context,
         meter: Meter,
     ) -> None:
-        self.slabs = slabs
+        self.slabs, self.window = slabs, window
         self._pipeline = pipeline
+        self._device = device
         self._depth = depth
         self._context = context
         self._meter = meter
-        self._window = Window(device, depth)
+        self._inside = threading.Lock()
+        self._before = window.asked
         self._launched: deque[Batch | End] = deque()
         self._ended = False
         self.source = Source(
@@ -101,14 +109,22 @@ class Epoch:
     def batches(self) -> Iterator[Any]:
         """The pass, batch by batch."""
         for number in itertools.count():  # pragma: no branch
-            self._window.ask(number)
-            item = self._due()
-            if isinstance(item, End):
-                item.finish()
+            with self._inside:
+                held = self._next(number)
+            if not held:
                 return
-            self.source.permit(number + self._depth + 2)
-            self._meter.handed_over(item.nbytes)
-            yield self._pipeline.hand_over(item, self._of(number))
+            yield held.pop()  # and keep no hold of it
+
+    def _next(self, number: int) -> list[Any]:
+        """The batch that is asked for, alone in a list, which is empty at the end."""
+        self.window.ask()
+        item = self._due()
+        if isinstance(item, End):
+            item.finish()
+            return []
+        self.source.permit(number + self._depth + 2)
+        self._meter.handed_over(item.nbytes)
+        return [self._pipeline.hand_over(item, self._of(number))]
 
     def _due(self) -> Batch | End:
         """The batch that is due, launched, after launching whatever else can be.
@@ -126,7 +142,7 @@ class Epoch:
 
     def _launch_admitted(self) -> None:
         while not self._ended:
-            item = self.source.take(lambda batch: self._window.admits(batch.number))
+            item = self.source.take(self._admitted)
             if item is None:
                 return
             if isinstance(item, Batch):
@@ -134,29 +150,40 @@ class Epoch:
             else:
                 self._end(item)
 
+    def _admitted(self, batch: Batch) -> bool:
+        return self.window.admits(self._before + batch.number)
+
     def _end(self, end: End) -> None:
         self._ended = True
         self._launched.append(end)
 
     def _launch(self, batch: Batch) -> None:
         try:
-            try:
-                self._pipeline.send(batch)
-            finally:
-                self.slabs.lend(batch.ready, batch.slab, list(batch.direct.values()))
-                batch.slab, batch.direct = None, {}
-            self._pipeline.transform(batch, self._of(batch.number))
+            with self._modes():
+                self._submit(batch)
         except Exception as error:  # noqa: BLE001  # the caller gets it when the batch is due
             self._end(End(error))
         else:
             self._launched.append(batch)
 
+    def _submit(self, batch: Batch) -> None:
+        try:
+            self._pipeline.send(batch)
+        finally:
+            self.slabs.lend(batch.ready, batch.slab, list(batch.direct.values()))
+            batch.slab, batch.direct = None, {}
+        self._pipeline.transform(batch, self._of(batch.number))
+
+    def _modes(self) -> AbstractContextManager[object]:
+        """A batch that is launched in an inference mode of the caller's may be due after it."""
+        return nullcontext() if self._device.host else torch.inference_mode(mode=False)
+
     def _wait(self) -> None:
         """Waits until something changed; for the device, which tells nobody, by looking again."""
-        item, wanted = self.source.first(), self.slabs.wanted
+        item, wanted = self.source.peek(), self.slabs.wanted
         on_device = item is not None or wanted
         seconds = self.source.wait(
-            lambda: self.source.first() is not item or self.slabs.wanted is not wanted,
+            lambda: self.source.peek() is not item or self.slabs.wanted is not wanted,
             POLL_SECONDS if on_device or self.slabs.busy else None,
         )
         if on_device:
@@ -168,12 +195,18 @@ class Epoch:
         return self._context._replace(number=number)
 
     def close(self) -> bool:
-        """Ends the pass. Idempotent.
+        """Ends the pass. Idempotent; may be called from another thread than the caller's.
 
         Returns:
             Whether the slabs are all accounted for, so that the next pass may take them over.
         """
         self.source.close()
-        for batch in self.source.drain():
-            self.slabs.give_back(batch.slab)
-        return not self.source.alive
+        if not self._inside.acquire(timeout=JOIN_SECONDS):
+            return False  # the caller is inside next(), which will find the pass closed
+        try:
+            ended = not self.source.alive  # before draining: it can still pack until then
+            for batch in self.source.drain():
+                self.slabs.give_back(batch.slab)
+            return ended
+        finally:
+            self._inside.release()

@@ -22,6 +22,7 @@ from streamloader.slabs import Slabs
 from streamloader.source import Source
 from streamloader.stages import Pipeline, Transform
 from streamloader.stats import Meter, Stats
+from streamloader.window import Window
 
 __all__ = ["StreamLoader"]
 
@@ -105,7 +106,7 @@ class StreamLoader(Generic[Batch_co]):
         """Everything that a pass makes, before the first."""
         self._device: Device | None = None
         self._pipeline: Pipeline | None = None
-        self._pools: list[Slabs] = []
+        self._pools: list[tuple[Slabs, Window]] = []
         self._live: weakref.WeakSet[Epoch] = weakref.WeakSet()
         self._sources: weakref.WeakSet[Source] = weakref.WeakSet()  # their threads outlive passes
         self._meter = Meter()
@@ -121,18 +122,18 @@ class StreamLoader(Generic[Batch_co]):
         depth = 0 if os.environ.get("STREAMLOADER_DISABLE") == "1" else self._depth
         device, pipeline = self._settled()
         context, meter = self._begin()
-        # On the CPU a transform gets the batch itself, and may write to it.
-        fresh = pack.fresh(self._loader) and not (device.host and self._transforms)
         if depth == 0:
-            keep = functools.partial(pack.owned, device=device, fresh=fresh)
-            yield from inline(iter(self._loader), pipeline, keep, context, meter)
+            iterator = iter(self._loader)
+            keep = functools.partial(pack.owned, device=device, fresh=self._fresh(device, iterator))
+            yield from inline(iterator, pipeline, keep, context, meter)
             return
         if not arguments.draws_apart(self._loader):
             context = context._replace(seed=None)
         iterator, first = self._open(meter)
         if not first:
             return
-        slabs = self._pools.pop() if self._pools else Slabs(device, depth + 2)
+        fresh = self._fresh(device, iterator)
+        slabs, window = self._pools.pop() if self._pools else _resources(device, depth)
         pinned = fresh and getattr(self._loader, "pin_memory", False)
         epoch = Epoch(
             iterator,
@@ -141,6 +142,7 @@ class StreamLoader(Generic[Batch_co]):
             pipeline=pipeline,
             device=device,
             slabs=slabs,
+            window=window,
             depth=depth,
             context=context,
             meter=meter,
@@ -150,8 +152,12 @@ class StreamLoader(Generic[Batch_co]):
         self._sources.add(epoch.source)
         try:
             yield from epoch.batches()
+        except KeyboardInterrupt:  # no pass takes over what it may have left half done
+            self._live.discard(epoch)
+            epoch.close()
+            raise
         finally:
-            self._end(epoch)
+            self._finish(epoch)
 
     def _settled(self) -> tuple[Device, Pipeline]:
         """The device and its streams, made at the first `next()` and kept (rule 4)."""
@@ -159,6 +165,10 @@ class StreamLoader(Generic[Batch_co]):
             self._device = resolve(self._asked)
             self._pipeline = Pipeline(self._device, self._transforms)
         return self._device, self._pipeline
+
+    def _fresh(self, device: Device, iterator: Iterator[Batch_co]) -> bool:
+        """See `pack.fresh`. But on the CPU a transform gets the batch itself, to write to."""
+        return pack.fresh(self._loader, iterator) and not (device.host and self._transforms)
 
     def _begin(self) -> tuple[Context, Meter]:
         seed = torch.initial_seed() if self._seed is None else self._seed
@@ -179,18 +189,20 @@ class StreamLoader(Generic[Batch_co]):
         start = time.perf_counter()
         inner = arguments.dataloader(self._loader)
         if inner is not None and inner.persistent_workers:  # iter() would reset their one iterator
-            self._leave(self._sources)
+            self._wait_for(self._sources)
+        elif inner is None or inner.num_workers == 0:  # its code was not made for two threads
+            self._wait_for(source for source in self._sources if source.closed)
         iterator = iter(self._loader)
-        self._leave(source for source in self._sources if source.reads(iterator))
+        self._wait_for(source for source in self._sources if source.reads(iterator))
         first = list(itertools.islice(iterator, 1))
         meter.waited(source=time.perf_counter() - start)
         return iterator, first
 
-    def _leave(self, sources: Iterable[Source]) -> None:
-        """Waits until closed passes have left the iterator that the next pass shares with them.
+    def _wait_for(self, sources: Iterable[Source]) -> None:
+        """Waits until closed passes have left the source.
 
         Raises:
-            RuntimeError: A live one uses it.
+            RuntimeError: A live one uses its one iterator.
         """
         for source in list(sources):
             if source.closed:
@@ -198,17 +210,18 @@ class StreamLoader(Generic[Batch_co]):
             elif source.alive:
                 raise RuntimeError(arguments.second_pass(self._loader))
 
-    def _end(self, epoch: Epoch) -> None:
+    def _finish(self, epoch: Epoch) -> None:
+        """Ends a pass; the next one takes over its pinned memory."""
         if epoch.close() and epoch in self._live:
             self._live.discard(epoch)
-            self._pools.append(epoch.slabs)
+            self._pools.append((epoch.slabs, epoch.window))
 
     def close(self) -> None:
         """Ends live passes and gives pinned memory back. The loader can be used again after it."""
         for epoch in list(self._live):
-            self._end(epoch)
+            self._finish(epoch)
         while self._pools:
-            self._pools.pop().close()
+            self._pools.pop()[0].close()
 
     def __enter__(self) -> Self:
         return self
@@ -311,3 +324,8 @@ class StreamLoader(Generic[Batch_co]):
         for name, value in state.items():
             setattr(self, name, value)
         self._rest()
+
+
+def _resources(device: Device, depth: int) -> tuple[Slabs, Window]:
+    """What passes take over from one another."""
+    return Slabs(device, depth + 2), Window(device, depth)

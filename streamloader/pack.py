@@ -33,13 +33,18 @@ _UNLOCK_BYTES = 1 << 18
 """Below this a copy (some 20 us) is shorter than getting the interpreter lock back may be."""
 
 
-def fresh(loader: object) -> bool:
-    """Whether each batch of `loader` is in memory that its source does not write again.
+def fresh(loader: object, iterator: object) -> bool:
+    """Whether each batch of a pass is in memory that its source does not write again.
 
-    True of a `DataLoader` that collates by itself or in workers; a `collate_fn` or an `__iter__` of
-    the user's that runs in this process may fill the same buffer each time.
+    True of a `DataLoader` that collates by itself or in workers, and whose pass is one of torch's
+    own classes; a `collate_fn` or an `__iter__` of the user's that runs in this process may fill
+    the same buffer each time.
+
+    Args:
+        loader: What the user passed.
+        iterator: What its `iter()` returned.
     """
-    if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
+    if not isinstance(loader, DataLoader) or type(iterator).__module__ != DataLoader.__module__:
         return False
     return loader.num_workers > 0 or loader.collate_fn is default_collate
 
@@ -53,7 +58,7 @@ def owned(value: Any, device: Device, *, fresh: bool) -> Any:
         stays = isinstance(leaf, Tensor) and not (device.host and device.holds(leaf))
         return leaf if stays else _copied(leaf)
 
-    return tree.replace(visit, value)
+    return tree.replace(visit, tree.copied(value))
 
 
 def size(value: Any) -> int:
@@ -85,6 +90,8 @@ class Packer:
     def __call__(self, number: int, value: Any, closed: Callable[[], bool]) -> Batch | None:
         """The batch that carries `value`, or None when the pass was `closed()` meanwhile."""
         found = _Leaves(self.device, self.fresh, self.pinned)
+        if not self.fresh:
+            value = tree.copied(value)
         batch = Batch(number, tree.emptied(found.visit, value))
         batch.leaves, batch.opaque, batch.nbytes = found.leaves, found.opaque, found.nbytes
         batch.memory = found.present if self.fresh else self._present(value)
@@ -151,7 +158,10 @@ class _Leaves:
         return leaf if self.fresh else _copied(leaf)
 
     def _go(self, tensor: Tensor) -> Tensor:
-        self.dresses.append(Dress.of(tensor))
+        dress = Dress.of(tensor)
+        if dress is not None and not self.fresh:
+            dress = dress._replace(attributes=copy.deepcopy(dress.attributes))
+        self.dresses.append(dress)
         if not dense(tensor.shape, tensor.stride()):
             tensor = tensor.detach().clone()
         pinned = self.pinned and tensor.is_pinned()

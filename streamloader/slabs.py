@@ -1,14 +1,15 @@
 """Pinned slabs: permanent host memory that batches are packed into and sent from.
 
 A slab goes round: taken by the loader thread, filled, sent, and free again once the host has seen
-its copy complete (rule 1). A pass has at most `prefetch_batches + 2` of them, of the size its
-batches need, and from then on allocates nothing. Only the caller's thread makes, retires or drops
-one, so the loader thread never touches the device.
+its copy complete (rule 1). A pass has `prefetch_batches + 2` of them, of the size its batches need,
+and from then on allocates nothing. Only the caller's thread makes one and takes one back, since
+that means asking the device (rule 7).
 """
 
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -21,6 +22,12 @@ from streamloader.device import Device, Event
 __all__ = ["Slabs", "roomy"]
 
 Loan: TypeAlias = tuple[Event, Tensor | None, list[Tensor]]
+
+DRAIN_SECONDS = 10.0
+"""How long to wait for copies that are under way; a device that needs longer has failed."""
+
+_abandoned: list[Loan] = []
+"""Memory that a failed device may still read: never given back."""
 
 
 class Slabs:
@@ -42,9 +49,11 @@ class Slabs:
         self._count = 0
         self._free: list[Tensor] = []
         self._wanted: int | None = None
+        self._failure: Exception | None = None
         self._busy: deque[Loan] = deque()
 
-        weakref.finalize(self, _drain, device, self._busy)
+        finaliser = weakref.finalize(self, _drain, device, self._busy)
+        finaliser.atexit = False  # nothing is unpinned then, so nothing has to be waited for
 
     @property
     def wanted(self) -> bool:
@@ -61,14 +70,20 @@ class Slabs:
 
         Returns:
             The slab, or None when `until()` became true first.
+
+        Raises:
+            RuntimeError: No more host memory can be pinned.
         """
         with self.changed:
             while not until():
                 if (number := self._best(nbytes)) is not None:
                     self._wanted = None
                     return self._free.pop(number)
-                self._wanted = nbytes
-                self.changed.notify_all()
+                if self._failure is not None:
+                    raise self._failure
+                if self._wanted != nbytes:
+                    self._wanted = nbytes
+                    self.changed.notify_all()
                 self.changed.wait()
             self._wanted = None
             return None
@@ -90,7 +105,11 @@ class Slabs:
             self.give_back(self._busy.popleft()[1])
         with self.changed:
             if self._wanted is not None and self._best(self._wanted) is None:
-                self._make(self._wanted)
+                try:
+                    self._make(self._wanted)
+                except Exception as error:  # noqa: BLE001  # it is the batch's that is being packed
+                    self._failure = error
+                    self.changed.notify_all()
 
     def _best(self, nbytes: int) -> int | None:
         """The place in the free list of the smallest slab that has `nbytes`."""
@@ -109,7 +128,7 @@ class Slabs:
         while self._count < self._limit:
             self._free.append(self._device.slab(nbytes))
             self._count += 1
-        self.changed.notify_all()
+            self.changed.notify_all()
 
     def close(self) -> None:
         """Waits on the host for every copy, and drops every slab."""
@@ -120,9 +139,13 @@ class Slabs:
 
 def _drain(device: Device, busy: deque[Loan]) -> None:
     """Apart from the class, because it also runs as its finaliser (rule 1)."""
-    while busy:
-        device.join(busy[0][0], until=lambda: False)
-        busy.popleft()
+    deadline = time.monotonic() + DRAIN_SECONDS
+    try:
+        while busy and device.join(busy[0][0], until=lambda: time.monotonic() > deadline):
+            busy.popleft()
+    finally:
+        _abandoned.extend(busy)
+        busy.clear()
 
 
 def roomy(nbytes: int) -> int:

@@ -1,14 +1,15 @@
 """The loader thread: pulls batches from the source, packs them, keeps their order.
 
-The thread touches no device and runs little Python. What it has packed waits in a queue, with the
-end of the source, or the error that ended it, as the last item; so an error arrives after the
-batches before it.
+The thread launches nothing on the device (rule 7) and runs little Python. What it has packed waits
+in a queue, with the end of the source, or the error that ended it, as the last item; so an error
+arrives after the batches before it.
 """
 
 from __future__ import annotations
 
 import atexit
 import itertools
+import os
 import threading
 import time
 import weakref
@@ -21,7 +22,7 @@ import torch
 
 from streamloader.batch import Batch
 
-__all__ = ["End", "Pack", "Source"]
+__all__ = ["JOIN_SECONDS", "End", "Pack", "Source"]
 
 Pack: TypeAlias = Callable[[int, Any, Callable[[], bool]], Batch | None]
 
@@ -98,7 +99,7 @@ class Source:
         """Whether its thread may be reading from this very iterator."""
         return self.alive and self._identity == id(iterator)
 
-    def first(self) -> Batch | End | None:
+    def peek(self) -> Batch | End | None:
         """The next item, left where it is; None if it has not come yet."""
         with self._changed:
             return self._items[0] if self._items else None
@@ -211,9 +212,18 @@ def _taken_over(state: AbstractContextManager[object]) -> AbstractContextManager
     return entered()
 
 
+if hasattr(
+    os, "register_at_fork"
+):  # pragma: no branch  # a child has the objects, but none of their threads
+    os.register_at_fork(after_in_child=_live.clear)
+
+
 @atexit.register
 def _stop_all() -> None:
-    """At exit, threads that are in our hands end before the interpreter does."""
+    """At exit, threads that are in our hands end before the interpreter does.
+
+    One that stays inside the source for longer is left there, as any daemon thread is.
+    """
     for source in list(_live):
         source.stop()
     for source in list(_live):

@@ -11,8 +11,9 @@ and is recorded on its memory first (rule 2): `_enter`, the one place where that
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -61,8 +62,14 @@ class Pipeline:
     def __init__(self, device: Device, transforms: Sequence[Transform]) -> None:
         self._device = device
         self._transforms = transforms
-        self._copy_stream = device.stream("copy")
-        self._streams = [device.stream(f"stage {n}") for n, _ in enumerate(transforms)]
+
+    @functools.cached_property
+    def _copy_stream(self) -> Stream:
+        return self._device.stream("copy")
+
+    @functools.cached_property
+    def _streams(self) -> list[Stream]:
+        return [self._device.stream(f"stage {n}") for n, _ in enumerate(self._transforms)]
 
     def send(self, batch: Batch) -> None:
         """Submits the copy. `ready` is set even if it fails: some of it may be under way."""
@@ -74,14 +81,15 @@ class Pipeline:
 
     def transform(self, batch: Batch, context: Context) -> None:
         """Submits the transforms. Those of an opaque batch wait for hand-over."""
-        if batch.opaque:
+        if batch.opaque or not self._transforms:
             return
-        for stage, stream in enumerate(self._streams):
-            self._enter(batch, stream)
-            with self._device.on(stream):
-                batch.value = self._apply(stage, batch.value, context)
-            batch.memory = _memory(batch.value, self._device)
-            batch.ready = self._device.record(stream)
+        with self._neutral():
+            for stage, stream in enumerate(self._streams):
+                self._enter(batch, stream)
+                with self._device.on(stream):
+                    batch.value = self._apply(stage, batch.value, context)
+                batch.memory = _memory(batch.value, self._device)
+                batch.ready = self._device.record(stream)
 
     def hand_over(self, batch: Batch, context: Context) -> Any:
         """The batch as the caller gets it, on the stream that is current now."""
@@ -92,8 +100,9 @@ class Pipeline:
     def finish(self, value: Any, context: Context) -> Any:
         """Moves what has not moved yet and transforms the batch, on the current stream."""
         value = tree.replace(self._move, value)
-        for stage, _ in enumerate(self._transforms):
-            value = self._apply(stage, value, context)
+        with self._neutral() if self._transforms else nullcontext():
+            for stage, _ in enumerate(self._transforms):
+                value = self._apply(stage, value, context)
         return value
 
     def _enter(self, batch: Batch, stream: Stream) -> None:
@@ -140,18 +149,22 @@ class Pipeline:
 
     def _apply(self, stage: int, value: Any, context: Context) -> Any:
         transform = self._transforms[stage]
-        kind = self._device.device.type
         try:
-            with (
-                self._seeded(context, stage),
-                torch.no_grad(),
-                torch.autocast(kind, enabled=False),
-                torch.autocast("cpu", enabled=False),
-            ):
+            with self._seeded(context, stage):
                 return transform(value)
         except Exception as error:
             _explain(error, transform, value)
             raise
+
+    @contextmanager
+    def _neutral(self) -> Iterator[None]:
+        """Without gradients, and without the caller's autocast."""
+        with (
+            torch.no_grad(),
+            torch.autocast(self._device.device.type, enabled=False),
+            torch.autocast("cpu", enabled=False),
+        ):
+            yield
 
     def _seeded(self, context: Context, stage: int) -> AbstractContextManager[object]:
         return nullcontext() if context.seed is None else self._device.draws(context.key(stage))
@@ -179,7 +192,7 @@ def _within(tensor: Tensor) -> list[Tensor]:
     if hasattr(tensor, "__tensor_flatten__"):
         names, _ = tensor.__tensor_flatten__()
         return [part for name in names for part in _within(getattr(tensor, name))]
-    names = _SPARSE.get(tensor.layout, ())
+    names = ("values",) if tensor.is_nested else _SPARSE.get(tensor.layout, ())
     return [getattr(tensor, name)() for name in names] if names else [tensor]
 
 
@@ -212,5 +225,5 @@ def _name(transform: Transform) -> str:
 
 def _first_key(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
-        return dataclasses.fields(value)[0].name
+        return next((field.name for field in dataclasses.fields(value)), 0)
     return next(iter(value), 0) if isinstance(value, Mapping) else 0

@@ -21,11 +21,12 @@ import gc
 import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, MutableMapping
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+import torch
 from torch import Tensor
 
-__all__ = ["describe", "emptied", "leaves", "part", "reachable", "replace", "with_part"]
+__all__ = ["copied", "describe", "emptied", "leaves", "part", "reachable", "replace", "with_part"]
 
 Visit: TypeAlias = Callable[[Any], Any]
 
@@ -36,7 +37,7 @@ def replace(visit: Visit, batch: Any) -> Any:
     Containers whose leaves all stay the same objects stay the same objects themselves; no container
     of the source's is ever written to.
     """
-    return _rule(type(batch))(functools.partial(replace, visit), visit, batch)  # type: ignore[arg-type]  # classes are hashable
+    return _walk(functools.partial(replace, visit), visit, batch)
 
 
 def emptied(visit: Visit, batch: Any) -> Any:
@@ -45,11 +46,21 @@ def emptied(visit: Visit, batch: Any) -> Any:
     Containers of Python's own classes get what `visit` returns. Others, which may check what they
     are given, are visited and stay as they are. The leaves' order is that of `replace`.
     """
-    if _may_refuse(type(batch)):  # type: ignore[arg-type]  # classes are hashable
-        for leaf in leaves(batch):
-            visit(leaf)
-        return batch
-    return _rule(type(batch))(functools.partial(emptied, visit), visit, batch)  # type: ignore[arg-type]  # classes are hashable
+    kind: Any = type(batch)
+    if not _may_refuse(kind):
+        return _walk(functools.partial(emptied, visit), visit, batch)
+    for leaf in leaves(batch):
+        visit(leaf)
+    return batch
+
+
+def copied(batch: Any) -> Any:
+    """`batch` in containers of its own, with the same leaves; NumPy arrays are copied too."""
+    kind: Any = type(batch)
+    form = _form(kind)
+    if form is not None:
+        return form.build(batch, [copied(child) for child in form.children(batch)])
+    return batch.copy() if kind.__module__ == "numpy" and hasattr(batch, "copy") else batch
 
 
 def leaves(batch: Any) -> list[Any]:
@@ -64,43 +75,62 @@ def leaves(batch: Any) -> list[Any]:
     return found
 
 
-@functools.cache
-def _rule(kind: type) -> Callable[[Visit, Visit, Any], Any]:
-    """How to go through an object of this class, given how to walk on and how to visit a leaf."""
+def _walk(walk: Visit, visit: Visit, node: Any) -> Any:
+    kind: Any = type(node)
     if _is_leaf(kind):
-        return lambda _, visit, leaf: visit(leaf)
-    if issubclass(kind, tuple):
-        return functools.partial(_sequence, _tuple)
-    if dataclasses.is_dataclass(kind):
-        return _dataclass
-    if issubclass(kind, Mapping):
-        return _mapping
-    if issubclass(kind, list):
-        return functools.partial(_sequence, _list)
-    return lambda _walk, _visit, other: other
+        return visit(node)
+    form = _form(kind)
+    if form is None:
+        return node
+    old = form.children(node)
+    if _PLAIN.issuperset(map(type, old)):  # thousands of token ids, say
+        return node
+    new = [walk(child) for child in old]
+    if all(child is same for child, same in zip(new, old, strict=True)):
+        return node
+    return form.build(node, new)
 
 
-def _is_leaf(kind: type) -> bool:
+_PLAIN = frozenset({bool, bytes, complex, float, int, str, type(None)})
+"""Classes of objects in which no tensor can be."""
+
+
+class _Form(NamedTuple):
+    """How a class of containers is taken apart and put together."""
+
+    children: Callable[[Any], list[Any]]
+    build: Callable[[Any, list[Any]], Any]
+
+
+@functools.cache
+def _is_leaf(kind: Any) -> bool:
     return issubclass(kind, Tensor) or callable(getattr(kind, "to", None))
 
 
 @functools.cache
-def _may_refuse(kind: type) -> bool:
+def _form(kind: Any) -> _Form | None:
+    """None for what is no container."""
+    if _is_leaf(kind):
+        return None
+    if issubclass(kind, tuple):
+        return _Form(list, _tuple)
+    if dataclasses.is_dataclass(kind):
+        return _Form(lambda old: list(_fields(old).values()), _dataclass)
+    if issubclass(kind, Mapping):
+        return _Form(lambda old: list(old.values()), _mapping)
+    return _Form(list, _list) if issubclass(kind, list) else None
+
+
+@functools.cache
+def _may_refuse(kind: Any) -> bool:
     """Whether a container's own code sees what is put into it."""
     if _is_leaf(kind) or kind in (dict, OrderedDict, defaultdict, list):
         return False
     return issubclass(kind, (Mapping, list))
 
 
-def _sequence(build: Callable[[Any, list[Any]], Any], walk: Visit, _: Visit, old: Any) -> Any:
-    items = [walk(item) for item in old]
-    if all(new is item for new, item in zip(items, old, strict=True)):
-        return old
-    return build(old, items)
-
-
 def _tuple(old: tuple[Any, ...], items: list[Any]) -> tuple[Any, ...]:
-    if hasattr(old, "n_sequence_fields"):  # torch.return_types: made by C, and only so
+    if isinstance(old, torch.Size) or hasattr(old, "n_sequence_fields"):  # torch's, written in C
         made: Any = type(old)
         return made(items)  # type: ignore[no-any-return]
     new = tuple.__new__(type(old), items)  # whatever arguments its class takes
@@ -117,11 +147,8 @@ def _list(old: list[Any], items: list[Any]) -> list[Any]:
     return new
 
 
-def _mapping(walk: Visit, _: Visit, old: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    values = {key: walk(value) for key, value in old.items()}
-    if all(value is old[key] for key, value in values.items()):
-        return old
-    return _with_values(old, values)
+def _mapping(old: Mapping[Any, Any], items: list[Any]) -> Mapping[Any, Any]:
+    return _with_values(old, dict(zip(old, items, strict=True)))
 
 
 def _with_values(old: Mapping[Any, Any], values: Mapping[Any, Any]) -> Mapping[Any, Any]:
@@ -148,18 +175,20 @@ def _copy_of(old: MutableMapping[Any, Any]) -> MutableMapping[Any, Any]:
     return copy.deepcopy(old, {id(value): value for value in old.values()})
 
 
-def _dataclass(walk: Visit, _: Visit, old: Any) -> Any:
-    values = {}
-    for field in dataclasses.fields(old):
-        if hasattr(old, field.name):  # a field with init=False may never have been set
-            values[field.name] = walk(getattr(old, field.name))
-    if all(value is getattr(old, name) for name, value in values.items()):
-        return old
-    return _with_fields(old, values)
+def _fields(old: Any) -> dict[str, Any]:
+    """A dataclass's fields, and its items if it is a mapping too, as some models' outputs are."""
+    # A field with init=False may never have been set.
+    names = [field.name for field in dataclasses.fields(old) if hasattr(old, field.name)]
+    items = dict(old.items()) if isinstance(old, Mapping) else {}
+    return items | {name: getattr(old, name) for name in names}
+
+
+def _dataclass(old: Any, items: list[Any]) -> Any:
+    return _with_fields(old, dict(zip(_fields(old), items, strict=True)))
 
 
 def _with_fields(old: Any, values: Mapping[str, Any]) -> Any:
-    if isinstance(old, MutableMapping):  # both, as the outputs of some model libraries are
+    if isinstance(old, MutableMapping):
         new: Any = _with_values(old, {key: values[key] for key in old if key in values})
     else:
         kind: Any = type(old)
@@ -167,7 +196,8 @@ def _with_fields(old: Any, values: Mapping[str, Any]) -> Any:
         for name in _attributes(old):
             object.__setattr__(new, name, getattr(old, name))
     for name, value in values.items():
-        object.__setattr__(new, name, value)  # frozen ones too
+        if hasattr(old, name):
+            object.__setattr__(new, name, value)  # frozen ones too
     return new
 
 
@@ -179,29 +209,36 @@ def _attributes(thing: Any) -> list[str]:
     return [name for name in names if name not in hidden and hasattr(thing, name)]
 
 
-_OPAQUE_TO_GC = (type, types.ModuleType, types.FunctionType, types.MethodType, str, bytes)
-"""Where the search for tensors ends: code, from which everything can be reached, and text."""
-
-
 def reachable(thing: Any) -> list[Tensor]:
     """Every tensor within `thing`, in containers and objects of whatever kind.
 
     Found as the garbage collector finds what an object refers to, so nothing is copied, and no
-    class has to help.
+    class has to help. Only what keeps its references to itself is not seen: a NumPy array of
+    objects, a class written in C that does not take part in collection.
     """
     found: list[Tensor] = []
     seen: set[int] = set()
     rest = [thing]
     while rest:
         node = rest.pop()
-        if id(node) in seen or isinstance(node, _OPAQUE_TO_GC):
+        if id(node) in seen:
             continue
         seen.add(id(node))
         if isinstance(node, Tensor):
             found.append(node)
-        else:
-            rest += gc.get_referents(node)
+        rest += [other for other in _referents(node) if type(other) not in _PLAIN]
     return found
+
+
+def _referents(node: Any) -> list[Any]:
+    """What an object refers to; of code only what it holds, since it leads to everything."""
+    if isinstance(node, (type, types.ModuleType)):
+        return []
+    if isinstance(node, types.FunctionType):
+        return [node.__closure__, node.__defaults__, node.__kwdefaults__, vars(node)]
+    if isinstance(node, Tensor):
+        return list(vars(node).values())
+    return gc.get_referents(node)
 
 
 def part(batch: Any, key: Any) -> Any:

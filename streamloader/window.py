@@ -28,9 +28,11 @@ What may be in flight, and who may write what when. Cited by number where a verb
    alone (pack.py).
 6. A transform reads only state that nobody writes meanwhile: a frozen encoder, not a teacher that
    the step updates.
-7. Only the caller's thread touches the device, in `next()`. Work keeps program order, and no other
-   thread can break a graph capture of the caller's.
-8. `prefetch_batches=0` is the caller's thread and stream: no thread, no events.
+7. Only the caller's thread allocates, launches, waits and asks for events, in `next()`. Work keeps
+   program order, and no thread of ours can break a graph capture of the caller's. (The loader
+   thread asks whether a tensor is pinned, and records an event behind what a source made on the
+   device.)
+8. `prefetch_batches=0` is the caller's thread and stream: no thread, no streams, no events.
 """
 
 from __future__ import annotations
@@ -45,6 +47,8 @@ __all__ = ["Window"]
 class Window:
     """Which batches may be launched now (rule 3).
 
+    Batches are numbered on from pass to pass, so that a new one does not run ahead anew.
+
     Args:
         device: Where the asks are recorded.
         depth: `prefetch_batches`.
@@ -55,15 +59,22 @@ class Window:
         self._depth = depth
         self._taker: Stream | None = None
         self._asks: deque[tuple[int, list[Event]]] = deque()
+        self._asked = 0
         self._seen = -1
 
-    def ask(self, number: int) -> None:
-        """The caller asks for batch `number`: all its work on earlier batches is submitted."""
+    @property
+    def asked(self) -> int:
+        """How many batches have been asked for."""
+        return self._asked
+
+    def ask(self) -> None:
+        """The caller asks for one more: all its work on earlier batches is submitted."""
         current = self._device.current()
         streams = [current]
         if self._taker is not None and self._taker != current:
             streams.append(self._taker)
-        self._asks.append((number, [self._device.record(stream) for stream in streams]))
+        self._asks.append((self._asked, [self._device.record(stream) for stream in streams]))
+        self._asked += 1
         self._taker = current
 
     def admits(self, number: int) -> bool:

@@ -146,18 +146,6 @@ def test_only_lists_and_workers_surely_draw_nothing_here(loader: Any, *, apart: 
     assert arguments.draws_apart(loader) is apart
 
 
-@pytest.mark.xfail(reason="bug: a sampler of the user's may draw for each batch, in this process")
-def test_a_sampler_that_draws_is_one_that_draws_here() -> None:
-    class Draws(torch.utils.data.Sampler[int]):
-        def __iter__(self) -> Iterator[int]:
-            for _ in range(4):
-                yield int(torch.randint(4, ()))
-
-    loader = DataLoader(DATA, num_workers=1, sampler=Draws())
-
-    assert not arguments.draws_apart(loader)
-
-
 # -- epoch_setters -----------------------------------------------------------------------------
 
 
@@ -228,31 +216,38 @@ def test_the_message_for_a_second_pass_says_what_to_do() -> None:
 # -- advise ------------------------------------------------------------------------------------
 
 
-def mover(module: str, **attributes: Any) -> Any:
-    return type("Mover", (), {"__module__": module, **attributes})()
+def mover(name: str, **attributes: Any) -> Any:
+    module, _, kind = name.rpartition(".")
+    return type(kind, (), {"__module__": module, **attributes})()
 
 
 @pytest.mark.parametrize(
     ("module", "advice"),
     [
-        ("accelerate.data_loader", "prepare the DataLoader with device_placement=False"),
-        ("timm.data.loader", "build the loader with use_prefetcher=False"),
-        ("torchtnt.utils.data.data_prefetcher", "wrap the loader that it wraps"),
+        (
+            "accelerate.data_loader.DataLoaderShard",
+            "prepare the DataLoader with device_placement=False",
+        ),
+        ("timm.data.loader.PrefetchLoader", "build the loader with use_prefetcher=False"),
+        ("torchtnt.utils.data.data_prefetcher.CudaDataPrefetcher", "wrap the loader that it wraps"),
     ],
 )
 def test_a_loader_that_moves_batches_is_warned_of(module: str, advice: str) -> None:
     message = (
-        f"Mover moves batches to the device itself, before StreamLoader can do it ahead of the "
-        f"step: {advice}"
+        f"{module.rpartition('.')[2]} moves batches to the device itself, before StreamLoader "
+        f"can do it ahead of the step: {advice}"
     )
     with pytest.warns(UserWarning, match=f"^{re.escape(message)}$"):
         arguments.advise(mover(module, device="cuda"))
-    with pytest.warns(UserWarning, match=f"^{re.escape(message)}$"):
-        arguments.advise(mover(module))
+
+
+def test_accelerates_dispatcher_is_warned_of_though_it_has_no_device_of_its_own() -> None:
+    with pytest.warns(UserWarning, match=r"^DataLoaderDispatcher moves .*device_placement=False$"):
+        arguments.advise(mover("accelerate.data_loader.DataLoaderDispatcher"))
 
 
 def test_a_subclass_of_one_is_warned_of_once() -> None:
-    kind = type("Mine", (type(mover("timm.data.loader")),), {"__module__": "timm.data.loader"})
+    kind = type("Mine", (type(mover("timm.data.loader.PrefetchLoader")),), {})
 
     with pytest.warns(UserWarning, match=r"^Mine moves batches ") as warned:
         arguments.advise(kind())
@@ -261,11 +256,40 @@ def test_a_subclass_of_one_is_warned_of_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "loader", [[], DataLoader(DATA), mover("accelerate.data_loader", device=None)]
+    "loader", [[], DataLoader(DATA), mover("accelerate.data_loader.DataLoaderShard", device=None)]
 )
 def test_a_loader_that_leaves_batches_on_the_host_is_no_reason_to_warn(loader: Any) -> None:
     assert arguments.advise(loader) is None  # type: ignore[func-returns-value]
 
+
+@pytest.mark.parametrize(
+    "module",
+    ["timm.data.loader.PrefetchLoader", "torchtnt.utils.data.data_prefetcher.CudaDataPrefetcher"],
+)
+def test_others_than_accelerates_are_warned_of_without_a_device(module: str) -> None:
+    with pytest.warns(UserWarning, match=r"^[A-Z]\w+ moves batches "):
+        arguments.advise(mover(module, device=None))
+
+
+# -- warn_of_seed ------------------------------------------------------------------------------
+
+
+def test_a_seed_that_does_not_reach_the_transforms_is_warned_of() -> None:
+    with pytest.warns(
+        UserWarning,
+        match=r"^seed does not reach the transforms: list_iterator may draw from torch's "
+        r"generators in this process while they run\. Use a DataLoader with num_workers >= 1, or "
+        r"prefetch_batches=0$",
+    ):
+        arguments.warn_of_seed(iter([1]))
+
+
+@pytest.mark.parametrize("loader", [[1], (1,), DataLoader(DATA, num_workers=1)])
+def test_a_seed_that_reaches_them_is_not(loader: Any) -> None:
+    assert arguments.warn_of_seed(loader) is None  # type: ignore[func-returns-value]
+
+
+# -- advise, of StreamLoaders ------------------------------------------------------------------
 
 ONCE = r"^StreamLoader moves batches .* wrap the DataLoader once, with all transforms in a list$"
 
@@ -279,7 +303,6 @@ def test_a_stream_loader_within_another_is_warned_of_where_it_is_made() -> None:
     assert [warning.filename for warning in warned] == [__file__]
 
 
-@pytest.mark.xfail(reason="bug: its device is None until the first batch")
 def test_a_stream_loader_whose_device_is_not_settled_is_warned_of_too() -> None:
     inner = StreamLoader([1])
 

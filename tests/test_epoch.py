@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+import streamloader.epoch
 from streamloader import StreamLoader
 from streamloader.context import Context
 from streamloader.device import resolve
@@ -22,6 +23,7 @@ from streamloader.source import Source
 from streamloader.stages import Pipeline
 from streamloader.stats import Meter
 from streamloader.testing import FakeDevice, FakeEvent, FakeStream
+from streamloader.window import Window
 from tests.loaders import batches, fill, ids, number_of
 
 WAIT = 10.0
@@ -105,10 +107,19 @@ def make(
         pipeline=Pipeline(device, []),
         device=device,
         slabs=slabs,
+        window=Window(device, depth),
         depth=depth,
         context=CONTEXT,
         meter=meter or Meter(),
     )
+
+
+def wait_for_batches(epoch: Epoch, count: int) -> None:
+    """Waits until so many have come that were not handed over."""
+    with epoch.slabs.changed:
+        assert epoch.slabs.changed.wait_for(
+            lambda: len(epoch.source._items) + len(epoch._launched) >= count, WAIT
+        )
 
 
 # -- the ask window ------------------------------------------------------------------------------
@@ -210,7 +221,7 @@ def test_slabs_are_given_back_on_early_close(looks: int, read: int) -> None:
         iterator = iter(loader)
         assert [number_of(next(iterator)) for _ in range(read)] == list(range(read))
         del iterator
-    assert len(device.verbs("slab")) <= 4
+    assert len(device.verbs("slab")) == 4
     assert ids(loader) == list(range(9))
 
 
@@ -235,7 +246,7 @@ def test_slabs_are_given_back_when_the_transform_fails() -> None:
         assert number_of(next(iterator)) == 0
         with pytest.raises(ValueError, match=r"^at one"):
             next(iterator)
-    assert len(device.verbs("slab")) <= 4
+    assert len(device.verbs("slab")) == 4
 
 
 @pytest.mark.parametrize("verb", ["arena", "copy"])
@@ -253,7 +264,7 @@ def test_a_failure_while_sending_lends_the_slab_until_the_copy_is_over(verb: str
     assert not slabs.busy
     again = make(batches(8), device, slabs=slabs)  # no slab is missing
     assert ids(again.batches()) == list(range(8))
-    assert len(device.verbs("slab")) <= 4
+    assert len(device.verbs("slab")) == 4
 
 
 def test_a_slab_that_was_lent_is_not_written_before_the_host_saw_its_copy_complete() -> None:
@@ -273,13 +284,58 @@ def test_close_is_idempotent_and_ends_the_thread() -> None:
     assert not epoch.source.alive
 
 
+def test_a_closed_pass_gives_nothing_more_though_batches_were_launched() -> None:
+    epoch = make(batches(9), FakeDevice(), depth=2)
+    passes = epoch.batches()
+    assert number_of(next(passes)) == 0
+    wait_for_batches(epoch, 2)
+    assert number_of(next(passes)) == 1
+    assert epoch._launched
+
+    epoch.close()
+
+    with pytest.raises(
+        RuntimeError,
+        match=r"^this pass ended because StreamLoader\.close\(\) was called during it$",
+    ):
+        next(passes)
+    assert list(passes) == []
+
+
+def test_closing_gives_back_the_slabs_of_batches_that_were_not_launched() -> None:
+    device = FakeDevice()
+    device.current().held = True  # batches 0 and 1 are admitted, and no others
+    slabs = Slabs(device, 4)
+    epoch = make(batches(9), device, slabs=slabs)
+    next(epoch.batches())
+    wait_for_batches(epoch, 3)
+    assert epoch.source._items
+
+    assert epoch.close()
+    slabs.serve()
+
+    assert len(slabs._free) == 4
+
+
+def test_close_does_not_wait_for_a_caller_who_stays_inside_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(streamloader.epoch, "JOIN_SECONDS", 0.01)
+    epoch = make(batches(9), FakeDevice())
+
+    with epoch._inside:  # as during next()
+        assert not epoch.close()
+
+    assert epoch.close()
+
+
 def test_close_before_the_first_batch_gives_all_slabs_back() -> None:
     device = FakeDevice()
     slabs = Slabs(device, 4)
     for _ in range(20):
         assert make(batches(9), device, slabs=slabs).close()
     assert ids(make(batches(9), device, slabs=slabs).batches()) == list(range(9))
-    assert len(device.verbs("slab")) <= 4
+    assert len(device.verbs("slab")) == 4
 
 
 def test_an_error_comes_after_the_batches_before_it_and_then_the_pass_is_over() -> None:
@@ -343,10 +399,10 @@ def test_waiting_for_the_device_is_counted_apart() -> None:
     passes = epoch.batches()
     next(passes)
     for _ in range(100):
-        if epoch.source.first() is not None:
+        if epoch.source.peek() is not None:
             break
-        epoch.source.wait(lambda: epoch.source.first() is not None, 0.1)
-    assert epoch.source.first() is not None  # from here on, only the device is late
+        epoch.source.wait(lambda: epoch.source.peek() is not None, 0.1)
+    assert epoch.source.peek() is not None  # from here on, only the device is late
     before = meter.counts()
     next(passes)
     after = meter.counts()

@@ -144,39 +144,44 @@ def test_bad_arguments_are_found_without_touching_the_loader() -> None:
 # -- wrapped movers ------------------------------------------------------------------------------
 
 MOVERS = {
-    "accelerate.data_loader": r"device_placement=False",
-    "timm.data.loader": r"use_prefetcher=False",
-    "torchtnt.utils.data.data_prefetcher": r"wrap the loader that it wraps",
+    "accelerate.data_loader.DataLoaderShard": r"device_placement=False",
+    "timm.data.loader.PrefetchLoader": r"use_prefetcher=False",
+    "torchtnt.utils.data.data_prefetcher.CudaDataPrefetcher": r"wrap the loader that it wraps",
 }
 
 
-def mover(module: str, **attributes: object) -> Any:
+def mover(name: str, **attributes: object) -> Any:
+    """A loader whose class has that name, module and all."""
+    module, _, kind = name.rpartition(".")
+
     def __iter__(_: object) -> Iterator[Tensor]:  # noqa: N807  # the class is made by hand
         return iter(batches(2))
 
-    return type("Mover", (), {"__module__": module, "__iter__": __iter__, **attributes})()
+    return type(kind, (), {"__module__": module, "__iter__": __iter__, **attributes})()
 
 
 @pytest.mark.parametrize("module", list(MOVERS))
 def test_a_loader_that_moves_batches_itself_is_warned_of_once(module: str) -> None:
-    with pytest.warns(UserWarning, match=rf"^Mover moves batches .*{MOVERS[module]}") as caught:
-        loader = StreamLoader(mover(module))
+    with pytest.warns(UserWarning, match=rf"^\w+ moves batches .*{MOVERS[module]}") as caught:
+        loader = StreamLoader(mover(module, device="cuda"))
     assert len(caught) == 1
     assert caught[0].filename == __file__  # the caller's line, where it is to be changed
     assert ids(loader) == [0, 1]  # and no warning at a pass
 
 
 def test_a_subclass_of_such_a_loader_is_warned_of() -> None:
-    kind = type("Mine", (type(mover("timm.data.loader")),), {})
+    kind = type("Mine", (type(mover("timm.data.loader.PrefetchLoader")),), {})
     with pytest.warns(UserWarning, match=r"^Mine moves batches to the device itself"):
         StreamLoader(kind())
 
 
 def test_such_a_loader_that_is_told_not_to_move_is_not_warned_of() -> None:
-    StreamLoader(mover("accelerate.data_loader", device=None))
+    StreamLoader(mover("accelerate.data_loader.DataLoaderShard", device=None))
 
 
-@pytest.mark.parametrize("module", ["accelerate", "timm.data", "my.accelerate.data_loader"])
+@pytest.mark.parametrize(
+    "module", ["accelerate.DataLoaderShard", "timm.data.loader.Other", "my.DataLoaderShard"]
+)
 def test_other_loaders_are_not_warned_of(module: str) -> None:
     StreamLoader(mover(module))
 
@@ -462,7 +467,7 @@ COPIES: dict[str, Any] = {
 
 
 def make_loader() -> StreamLoader[Tensor]:
-    return StreamLoader(ready(4), "cpu", transform=[double], prefetch_batches=1, seed=3)
+    return StreamLoader(batches(4), "cpu", transform=[double], prefetch_batches=1, seed=3)
 
 
 @pytest.mark.parametrize("make_copy", COPIES.values(), ids=COPIES)
@@ -520,6 +525,17 @@ def test_f03_after_close_it_can_be_copied_again(make_copy: Any) -> None:
     next(iterator)
     loader.close()
     assert ids(make_copy(loader)) == [0, 2, 4, 6]
+
+
+def test_f03_after_an_error_that_is_kept_it_can_be_copied() -> None:
+    def fail(_: Tensor) -> Tensor:
+        raise ValueError("boom")
+
+    loader = StreamLoader(batches(4), "cpu", transform=fail)
+    with pytest.raises(ValueError, match=r"^boom") as kept:
+        list(loader)
+    assert isinstance(copy.copy(loader), StreamLoader)
+    del kept
 
 
 def test_f03_a_module_as_transform_is_pickled_with_the_loader() -> None:

@@ -25,7 +25,9 @@ import webdataset
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
+from typing_extensions import override
 
+import streamloader.source
 from streamloader import StreamLoader
 from streamloader.testing import FakeDevice
 from tests.loaders import DEPTHS, Recording, batches, devices, fill, ids, number_of
@@ -700,19 +702,48 @@ def test_c06_close_while_the_queue_is_full(depth: int) -> None:
     assert threads() == []
 
 
-@pytest.mark.slow
-def test_persistent_workers_are_waited_for_before_the_next_pass() -> None:
-    class Slow(Numbers):
+def test_persistent_workers_are_waited_for_before_the_next_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(streamloader.source, "JOIN_SECONDS", 0.01)
+    inside, go = threading.Event(), multiprocessing.Event()
+
+    class Held(Numbers):
         def __getitem__(self, index: int) -> Tensor:
             if index == 4:
-                time.sleep(2.5)  # a worker that is busy; nobody waits for this to synchronise
+                assert go.wait(WAIT)
             return super().__getitem__(index)
 
-    plain = DataLoader(Slow(10), batch_size=2, num_workers=1, persistent_workers=True)
+    class Telling(DataLoader[Tensor]):
+        @override
+        def __iter__(self) -> Any:
+            iterator = super().__iter__()
+            for number in range(5):
+                if number == 2:
+                    inside.set()
+                yield next(iterator)
+
+    plain = Telling(Held(10), batch_size=2, num_workers=1, persistent_workers=True)
     loader = StreamLoader(plain)
     for _ in loader:
+        assert inside.wait(WAIT)
         break
+    assert threads() != []  # it is inside the source, and was left there
+    timer = threading.Timer(0.1, go.set)
+    timer.start()
     assert plainly(loader) == plainly(plain)
+    timer.join(WAIT)
+
+
+def test_d06_persistent_workers_are_free_once_the_first_pass_has_read_them_to_the_end() -> None:
+    plain = DataLoader(Numbers(6), batch_size=2, num_workers=1, persistent_workers=True)
+    loader = StreamLoader(plain, prefetch_batches=3)
+    first = iter(loader)
+    assert next(first)[0, 0] == 0
+    for source in loader._sources:
+        source.join(WAIT)
+    assert [int(batch[0, 0]) for batch in loader] == [0, 2, 4]
+    assert [int(batch[0, 0]) for batch in first] == [2, 4]
 
 
 # -- threads -------------------------------------------------------------------------------------

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import threading
+import types
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -21,6 +24,8 @@ from torchvision.transforms import v2
 from typing_extensions import override
 
 from streamloader import StreamLoader, on
+from streamloader.batch import Batch
+from streamloader.epoch import Epoch
 from streamloader.testing import FakeDevice
 from tests.loaders import DEPTHS, Recording, batches, devices, fill, ids, number_of
 
@@ -148,7 +153,12 @@ def test_the_source_is_read_and_packed_ahead_from_the_first_step_on(make: Any, a
     source = Ahead(ahead)
     for number, _ in enumerate(StreamLoader(source, make(), prefetch_batches=ahead)):
         if number + ahead < 20:
-            assert source.reached[number].wait(1), f"in step {number}"
+            assert source.reached[number].wait(10), f"in step {number}"
+
+
+def came(epoch: Epoch, number: int) -> bool:
+    """Whether a batch was packed, and has not been launched."""
+    return number in [item.number for item in epoch.source._items if isinstance(item, Batch)]
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 3])
@@ -156,11 +166,15 @@ def test_transforms_run_ahead_of_the_step(ahead: int) -> None:
     source = Ahead(ahead)
     loader = StreamLoader(source, FakeDevice(), transform=source.transform, prefetch_batches=ahead)
     for number, _ in enumerate(loader):
-        if 0 < number < 20 - ahead:  # each step is as long as packing takes
-            assert source.calls[number + 1 :], f"in step {number}"
-            assert source.reached[number].wait(1), f"in step {number}"
-        elif number == 0:
-            assert source.reached[0].wait(1), "in the first step"
+        if number:
+            assert len(source.calls) == min(number + ahead + 1, 20), f"in step {number}"
+        # Each step is as long as packing takes: at its end all that may be pulled has been packed.
+        last = number + ahead + 1
+        [epoch] = loader._live
+        with epoch.slabs.changed:
+            assert last > 19 or epoch.slabs.changed.wait_for(
+                functools.partial(came, epoch, last), 10
+            )
     assert source.calls == list(range(20))
 
 
@@ -206,10 +220,19 @@ class Movable(Boxes):
         return Movable(self.x.to(device))
 
 
-class Unpicklable(Movable):
+class Unpicklable(Boxes):
     def __init__(self, x: Tensor) -> None:
         super().__init__(x)
         self.callback = lambda: None
+
+
+class Slots:
+    """An object without a `__dict__`."""
+
+    __slots__ = ("x",)
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
 
 
 def large(x: Tensor) -> Tensor:
@@ -227,6 +250,11 @@ WRAPPERS: dict[str, Callable[[Tensor], Any]] = {
     "sparse": lambda x: large(x).to_sparse(),
     "object in an object": lambda x: Boxes(Boxes(large(x))),  # type: ignore[arg-type]
     "set": lambda x: {large(x)},
+    "frozenset": lambda x: frozenset([large(x)]),
+    "deque": lambda x: collections.deque([large(x)]),
+    "namespace": lambda x: types.SimpleNamespace(x=large(x)),
+    "slots": lambda x: Slots(large(x)),
+    "unpicklable": lambda x: Unpicklable(large(x)),
 }
 
 
@@ -245,13 +273,6 @@ def test_what_a_transform_returns_arrives(
 ) -> None:
     out = one(fill(7), device, depth, wrap)
     assert type(out) is type(wrap(fill(7)))
-
-
-def test_an_object_that_cannot_be_looked_into_is_an_error_that_says_so(depth: int) -> None:
-    depth = max(depth, 1)
-    loader = StreamLoader(batches(2), FakeDevice(), transform=Unpicklable, prefetch_batches=depth)
-    with pytest.raises(TypeError, match=r"Unpicklable.*return them in a tuple or a dict"):
-        next(iter(loader))
 
 
 # -- on -------------------------------------------------------------------------------------------
@@ -672,13 +693,63 @@ def test_k04_ranks_draw_differently(monkeypatch: pytest.MonkeyPatch, depth: int)
     assert all(ranks[0][n] != ranks[1][n] != ranks[2][n] != ranks[0][n] for n in range(6))
 
 
-@pytest.mark.parametrize("make", [Recording, lambda items: DataLoader(items, batch_size=None)])
-def test_k05_a_seed_that_is_given_counts_whatever_the_source(depth: int, make: Any) -> None:
-    def outs(depth: int) -> list[list[float]]:
-        loader = StreamLoader(make(batches(6)), transform=draw, prefetch_batches=depth, seed=7)
-        return [batch.tolist() for batch in loader]
+def in_process(items: list[Tensor]) -> DataLoader[Tensor]:
+    dataset: Any = items
+    return DataLoader(dataset, batch_size=None)
 
-    assert outs(depth) == outs(0)
+
+def in_workers(items: list[Tensor]) -> DataLoader[Tensor]:
+    dataset: Any = items
+    return DataLoader(dataset, batch_size=None, num_workers=1)
+
+
+@pytest.mark.parametrize("make", [Recording, iter, in_process])
+def test_k05_a_seed_that_cannot_count_is_warned_of(make: Any) -> None:
+    source = make(batches(1))
+    text = (
+        rf"^seed does not reach the transforms: {type(source).__name__} may draw from torch's "
+        r"generators in this process while they run\. Use a DataLoader with num_workers >= 1, or "
+        r"prefetch_batches=0$"
+    )
+    with pytest.warns(UserWarning, match=text) as caught:
+        StreamLoader(source, transform=draw, prefetch_batches=1, seed=7)
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+@pytest.mark.parametrize("seed", [0, None])
+@pytest.mark.parametrize("transform", [draw, None])
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_k05_no_warning_of_a_seed_that_counts_or_is_not_needed(
+    seed: int | None, transform: Any, ahead: int
+) -> None:
+    warned = seed is not None and transform is not None and ahead > 0
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        StreamLoader(in_process([]), transform=transform, prefetch_batches=ahead, seed=seed)
+        assert len(caught) == warned
+        StreamLoader(in_workers([]), transform=transform, prefetch_batches=ahead, seed=seed)
+        StreamLoader([], transform=transform, prefetch_batches=ahead, seed=seed)
+    assert len(caught) == warned
+
+
+@pytest.mark.parametrize("make", [list, tuple, in_workers])
+def test_k05_a_seed_counts_with_a_list_and_with_workers(depth: int, make: Any) -> None:
+    loader = StreamLoader(make(batches(6)), transform=draw, prefetch_batches=depth, seed=7)
+    assert [batch.tolist() for batch in loader] == drawn(0)
+
+
+@pytest.mark.parametrize("make", [Recording, iter, in_process])
+def test_k05_inline_a_seed_counts_whatever_the_source(make: Any) -> None:
+    loader = StreamLoader(make(batches(6)), transform=draw, prefetch_batches=0, seed=7)
+    assert [batch.tolist() for batch in loader] == drawn(0)
+
+
+@pytest.mark.parametrize("make", [Recording, iter, in_process])
+def test_k05_transforms_that_cannot_be_seeded_draw_as_they_come(make: Any) -> None:
+    device = FakeDevice()
+    loader = StreamLoader(make(batches(3)), device, transform=torch.neg)
+    assert len(list(loader)) == 3
+    assert device.verbs("draws") == []
 
 
 def test_k05_an_opaque_batch_draws_the_same(device: Any, depth: int) -> None:

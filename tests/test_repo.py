@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 ROOT = Path(__file__).parents[1]
 
@@ -105,11 +107,28 @@ def test_the_readme_shows_code() -> None:
     assert BLOCKS, "README.md has no ```python block that is tested"
 
 
+def reader() -> dict[str, Any]:
+    """What the reader has, and the README's blocks use without defining it.
+
+    Each block is run on its own, with these names:
+        torch: Imported, as by whoever has a `DataLoader`.
+        dataloader: A `DataLoader` of uint8 images, (8, 3, 8, 8), and int64 labels: two batches.
+        train_step: Takes images and labels, and does nothing.
+    """
+    images = torch.arange(16 * 3 * 8 * 8).remainder(256).to(torch.uint8).view(16, 3, 8, 8)
+    dataset = TensorDataset(images, torch.arange(16))
+    return {
+        "__name__": "readme",
+        "torch": torch,
+        "dataloader": DataLoader(dataset, batch_size=8),
+        "train_step": lambda _images, _labels: None,
+    }
+
+
 @pytest.mark.parametrize("code", BLOCKS.values(), ids=BLOCKS.keys())
 def test_the_readmes_code_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    namespace: dict[str, Any] = {"__name__": "readme"}
-    exec(compile(code, str(README), "exec"), namespace)
+    exec(compile(code, str(README), "exec"), reader())
 
 
 def test_code_blocks_leaves_out_the_marked_and_keeps_line_numbers() -> None:

@@ -4,6 +4,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from typing_extensions import override
 
+from streamloader import slabs as module
 from streamloader.device import Event
 from streamloader.slabs import Slabs, roomy
 from streamloader.testing import FakeDevice
@@ -88,7 +90,8 @@ def test_the_loader_thread_makes_no_slab_itself() -> None:
     slabs.serve()
     thread.join(10)
 
-    assert threads == [threading.current_thread()]
+    assert threads == [threading.current_thread()] * 3
+    assert made(device) == [4, 4, 4]
     assert found[0] is not None
     assert not slabs.wanted
 
@@ -127,19 +130,35 @@ def test_batches_of_one_size_pin_no_more_than_the_limit(limit: int) -> None:
     for _ in range(10):
         sent(device, slabs, taken(slabs, 100))
 
-    assert 1 <= len(made(device)) <= limit
-    assert set(made(device)) == {100}
+    assert made(device) == [100] * limit
 
 
 def test_a_slab_that_is_free_is_used_before_one_is_made() -> None:
     device = FakeDevice()
     slabs = served(device, 3)
-    first = taken(slabs, 100)
+    taken(slabs, 100)
+    assert isinstance(slabs.changed, Serving)
+    assert slabs.changed.waits == 1
 
-    slabs.give_back(first)
+    taken(slabs, 60)
+    taken(slabs, 100)
 
-    assert taken(slabs, 60) is first
-    assert made(device) == [100]
+    assert made(device) == [100, 100, 100]
+    assert slabs.changed.waits == 1
+
+
+def test_while_all_are_in_use_none_is_made() -> None:
+    device = FakeDevice()
+    slabs = served(device, 2)
+    slab, _ = taken(slabs, 8), taken(slabs, 8)
+    slabs._wanted = 16  # as the loader thread would
+
+    slabs.serve()
+    assert made(device) == [8, 8]
+
+    slabs.give_back(slab)
+    slabs.serve()
+    assert made(device) == [8, 8, 16]
 
 
 def test_the_smallest_slab_that_fits_is_taken() -> None:
@@ -250,6 +269,60 @@ def test_slabs_are_made_again_after_close() -> None:
     taken(slabs, 8)
 
     assert made(device) == [8, 8]
+
+
+class Full(FakeDevice):
+    """Has no more host memory to pin."""
+
+    @override
+    def slab(self, nbytes: int) -> Tensor:
+        raise RuntimeError("no memory")
+
+
+def test_that_nothing_can_be_pinned_is_an_error_of_the_one_who_takes() -> None:
+    slabs = served(Full(), 2)
+
+    with pytest.raises(RuntimeError, match=r"^no memory$"):
+        slabs.take(8, never)
+
+
+def test_what_a_device_that_has_failed_may_still_read_is_never_freed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    abandoned: list[Any] = []
+    monkeypatch.setattr(module, "DRAIN_SECONDS", 0.01)
+    monkeypatch.setattr(module, "_abandoned", abandoned)
+    device = FakeDevice()
+    slabs = served(device, 1)
+    device.current().held = True
+    slab = taken(slabs, 8)
+    sent(device, slabs, slab)
+
+    slabs.close()
+
+    assert not slabs.busy
+    assert [kept is slab for _, kept, _ in abandoned] == [True]
+
+
+def test_a_wait_that_was_for_something_else_asks_only_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slabs = Slabs(FakeDevice(), 1)
+    waits: list[int] = []
+
+    def wait() -> None:
+        waits.append(1)
+        if len(waits) == 2:
+            slabs.serve()
+
+    notices: list[int] = []
+    monkeypatch.setattr(slabs.changed, "wait", wait)
+    monkeypatch.setattr(slabs.changed, "notify_all", lambda: notices.append(len(waits)))
+
+    taken(slabs, 8)
+
+    assert len(waits) == 2
+    assert notices == [0, 2]  # wanted, and made
 
 
 # -- sizes -------------------------------------------------------------------------------------

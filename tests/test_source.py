@@ -52,8 +52,10 @@ def start() -> Iterator[Start]:
 def item(source: Source) -> Batch | End:
     """The next item, waited for."""
     with source._changed:
-        assert source._changed.wait_for(lambda: source.first() is not None, SECONDS)
-    return source.pop()
+        assert source._changed.wait_for(lambda: source.peek() is not None, SECONDS)
+    found = source.take(lambda _: True)
+    assert found is not None
+    return found
 
 
 def value(source: Source) -> Any:
@@ -110,20 +112,56 @@ def test_batches_come_in_order_and_then_the_end(start: Start) -> None:
     gone(source)
 
 
-def test_the_first_item_stays_until_it_is_popped(start: Start) -> None:
+def test_the_first_item_stays_until_it_is_taken(start: Start) -> None:
     source = start(iter("ab"))
     gone(source)
 
-    first = source.first()
+    first = source.peek()
 
-    assert first is source.first() is source.pop()
-    assert source.first() is not first
+    assert first is source.peek() is item(source)
+    assert source.peek() is not first
 
 
 def test_before_anything_came_there_is_no_first_item(start: Start) -> None:
     source = start(iter("ab"), permits=0)
 
-    assert source.first() is None
+    assert source.peek() is None
+    assert source.take(lambda _: True) is None
+
+
+def test_a_batch_is_taken_only_if_it_is_wanted(start: Start) -> None:
+    source = start(iter("ab"))
+    gone(source)
+    first = source.peek()
+    asked: list[int] = []
+
+    def later(batch: Batch) -> bool:
+        asked.append(batch.number)
+        return batch.number > 0
+
+    assert source.take(later) is None
+    assert source.peek() is first
+    assert value(source) == "a"
+    assert isinstance(source.take(later), Batch)
+    assert asked == [0, 1]
+
+
+def test_the_end_is_taken_whatever_is_wanted(start: Start) -> None:
+    source = start(iter("a"))
+    gone(source)
+    assert value(source) == "a"
+
+    assert isinstance(source.take(lambda _: False), End)
+
+
+def test_draining_gives_the_batches_that_nobody_took(start: Start) -> None:
+    source = start(iter("abc"))
+    gone(source)
+    assert value(source) == "a"
+
+    assert [batch.value for batch in source.drain()] == ["b", "c"]
+    assert source.peek() is None
+    assert source.drain() == []
 
 
 # -- permits -----------------------------------------------------------------------------------
@@ -227,7 +265,7 @@ def test_after_close_nothing_more_is_pulled_or_packed(start: Start) -> None:
     gate.open.release()
     gone(source)
 
-    assert source.first() is None
+    assert source.peek() is None
     assert next(gate.count) == 2
 
 
@@ -273,7 +311,7 @@ def test_close_ends_a_thread_that_packs(start: Start) -> None:
     source.close()
 
     assert not source.alive
-    assert source.first() is None
+    assert source.peek() is None
 
 
 def test_a_source_may_close_the_pass_from_its_own_thread(start: Start) -> None:
@@ -292,7 +330,7 @@ def test_a_source_may_close_the_pass_from_its_own_thread(start: Start) -> None:
     gone(source)
 
     assert value(source) == 0
-    assert source.first() is None
+    assert source.peek() is None
 
 
 def test_at_exit_every_thread_in_our_hands_ends(start: Start) -> None:
@@ -405,7 +443,7 @@ def test_a_wait_ends_when_an_item_comes(start: Start) -> None:
     assert gate.inside.wait(SECONDS)
 
     gate.open.release()
-    seconds = source.wait(lambda: source.first() is not None, SECONDS)
+    seconds = source.wait(lambda: source.peek() is not None, SECONDS)
 
     assert seconds < SECONDS
     assert value(source) == 1

@@ -132,7 +132,7 @@ def test_a_batch_goes_from_stream_to_stream_waited_for_and_recorded() -> None:
     pipeline.transform(batch, FIRST)
     pipeline.hand_over(batch, FIRST)
 
-    assert device.log == [
+    assert [entry for entry in device.log if entry[0] != "stream"] == [
         ("slab", 64),
         ("arena", "copy", 8),
         ("copy", "copy", 8),
@@ -358,7 +358,6 @@ def test_inline_leaves_what_is_there_already() -> None:
     assert Pipeline(Streamless(torch.device("meta")), []).finish(batch, FIRST) is batch
 
 
-@pytest.mark.xfail(reason="bug: .to() keeps no attributes, where look-ahead does")
 def test_inline_keeps_a_subclasss_metadata_as_lookahead_does() -> None:
     image = torch.ones(2).as_subclass(Image)
     image.size_before = (3, 4)  # type: ignore[attr-defined]
@@ -368,7 +367,6 @@ def test_inline_keeps_a_subclasss_metadata_as_lookahead_does() -> None:
     assert vars(got) == {"size_before": (3, 4)}
 
 
-@pytest.mark.xfail(reason="bug: .to() leaves a tensor that is no leaf, where look-ahead does not")
 def test_inline_a_tensor_that_wants_a_gradient_is_a_leaf_as_with_lookahead() -> None:
     tensor = torch.ones(2, requires_grad=True)
 
@@ -379,22 +377,23 @@ def test_inline_a_tensor_that_wants_a_gradient_is_a_leaf_as_with_lookahead() -> 
 
 
 def nbytes(value: Any) -> list[int]:
-    return [tensor.nbytes for tensor in _memory(value, FakeDevice())]
+    """Of each tensor that is found, in no order that matters."""
+    return sorted(tensor.nbytes for tensor in _memory(value, FakeDevice()))
 
 
 def test_memory_is_every_tensor_in_containers() -> None:
-    assert nbytes({"a": [X], "b": (torch.ones(1), "c")}) == [24, 4]
+    assert nbytes({"a": [X], "b": (torch.ones(1), "c")}) == [4, 24]
 
 
 @pytest.mark.filterwarnings("ignore:Sparse (CSR|CSC|BSR|BSC|invariant):UserWarning")
 @pytest.mark.parametrize(
     ("layout", "blocksize", "sizes"),
     [
-        (torch.sparse_coo, None, [64, 16]),
-        (torch.sparse_csr, None, [40, 32, 16]),
-        (torch.sparse_csc, None, [40, 32, 16]),
-        (torch.sparse_bsr, (2, 2), [24, 16, 32]),
-        (torch.sparse_bsc, (2, 2), [24, 16, 32]),
+        (torch.sparse_coo, None, [16, 64]),
+        (torch.sparse_csr, None, [16, 32, 40]),
+        (torch.sparse_csc, None, [16, 32, 40]),
+        (torch.sparse_bsr, (2, 2), [16, 24, 32]),
+        (torch.sparse_bsc, (2, 2), [16, 24, 32]),
     ],
     ids=str,
 )
@@ -407,11 +406,11 @@ def test_memory_of_a_sparse_tensor_is_that_of_its_parts(
 def test_memory_of_a_nested_tensor_is_that_of_its_parts() -> None:
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
 
-    assert nbytes(nested)[:2] == [20, 24]
+    assert {20, 24} <= set(nbytes(nested))
 
 
 def test_memory_of_an_object_is_that_of_every_tensor_in_it() -> None:
-    assert nbytes([Moves(X, torch.eye(3).to_sparse())]) == [24, 48, 12]
+    assert nbytes([Moves(X, torch.eye(3).to_sparse())]) == [12, 24, 48]
 
 
 def test_memory_on_another_device_is_not_counted() -> None:
@@ -424,13 +423,20 @@ class Closed(Moves):
         raise RuntimeError("no")
 
 
-def test_an_object_that_cannot_be_looked_into_is_an_error() -> None:
-    with pytest.raises(
-        TypeError,
-        match=r"^a transform must return tensors in containers or in objects that can be pickled, "
-        r"got Closed, whose tensors cannot be found \(no\): return them in a tuple or a dict$",
-    ):
-        through([Closed], X)
+class Slots:
+    """Has no `__dict__`."""
+
+    __slots__ = ("image",)
+
+    def __init__(self, image: Tensor) -> None:
+        self.image = image
+
+
+class Linked:
+    """Refers to itself."""
+
+    def __init__(self, image: Tensor) -> None:
+        self.image, self.me = image, self
 
 
 @dataclasses.dataclass
@@ -443,7 +449,6 @@ class Holder:
         self.image = X
 
 
-@pytest.mark.xfail(reason="bug: rule 2: the caller's stream is not recorded on what is in here")
 @pytest.mark.parametrize(
     "value",
     [
@@ -452,11 +457,28 @@ class Holder:
         frozenset([X]),
         collections.UserList([X]),
         Holder(1),
+        Closed(X),
+        Slots(X),
+        Linked(X),
+        functools.partial(abs, X),
     ],
     ids=lambda value: type(value).__name__,
 )
 def test_memory_is_every_tensor_that_can_be_reached(value: Any) -> None:
     assert nbytes(value) == [X.nbytes]
+
+
+@pytest.mark.parametrize("wrap", [Closed, Slots, Linked], ids=lambda kind: str(kind.__name__))
+def test_the_callers_stream_is_recorded_on_what_an_object_hides(wrap: Any) -> None:
+    device = FakeDevice()
+    pipeline = Pipeline(device, [lambda _: wrap(torch.ones(100))])
+    batch = sent(device, pipeline, X)
+    pipeline.transform(batch, FIRST)
+    device.log.clear()
+
+    pipeline.hand_over(batch, FIRST)
+
+    assert device.log == [("wait", "default", "stage 0"), ("uses", "default", 400)]
 
 
 # -- errors ------------------------------------------------------------------------------------
@@ -543,7 +565,6 @@ def test_an_interrupt_is_not_explained() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
-@pytest.mark.xfail(reason="bug: describing the batch fails, and hides the transform's own error")
 def test_an_error_on_a_batch_that_cannot_be_described_is_still_the_error() -> None:
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.strided)
 
@@ -551,6 +572,5 @@ def test_an_error_on_a_batch_that_cannot_be_described_is_still_the_error() -> No
         Pipeline(Streamless(torch.device("cpu")), [fails]).finish([nested], FIRST)
 
 
-@pytest.mark.xfail(reason="bug: on(0, ...) of a dataclass is no part of it")
 def test_the_advice_on_a_dataclass_names_a_field() -> None:
     assert explanation(fails, Sample(X, 3)).endswith("as in transform=on('image', fails)")

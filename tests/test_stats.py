@@ -24,25 +24,34 @@ def test_a_meter_has_what_the_record_has() -> None:
     def names(kind: Any) -> list[tuple[str, Any]]:
         return [(field.name, field.default) for field in dataclasses.fields(kind)]
 
-    assert names(Meter) == names(Counts)
+    assert names(Meter) == [("total", None), *names(Counts)]
 
 
 def test_counts_are_those_made_so_far() -> None:
-    meter = Meter(1, 20, 0.5, 0.25)
+    meter = Meter()
+    meter.handed_over(20)
+    meter.waited(source=0.5, device=0.25)
 
     before = meter.counts()
-    meter.batches += 1
+    meter.handed_over(10)
 
     assert before == Counts(1, 20, 0.5, 0.25)
-    assert meter.counts() == Counts(2, 20, 0.5, 0.25)
+    assert meter.counts() == Counts(2, 30, 0.5, 0.25)
 
 
 def test_passes_add_up() -> None:
-    total = Meter(1, 20, 0.5, 0.25)
+    total = Meter()
+    first, second = Meter(total), Meter(total)
 
-    total.add(Counts(2, 30, 1.0, 2.0))
+    first.handed_over(20)
+    first.waited(source=0.5)
+    second.handed_over(30)
+    first.waited(device=0.25)
+    second.waited(source=1.0, device=2.0)
 
-    assert total.counts() == Counts(3, 50, 1.5, 2.25)
+    assert first.counts() == Counts(1, 20, 0.5, 0.25)
+    assert second.counts() == Counts(1, 30, 1.0, 2.0)
+    assert total.counts() == Counts(2, 50, 1.5, 2.25)
 
 
 def test_counts_print_what_was_waited_for() -> None:

@@ -47,7 +47,10 @@ class Accelerator(Device):
     @override
     def current(self) -> Stream:
         if self._cuda:
-            return torch.cuda.current_stream(self.device)
+            # The first time that torch is asked, it makes a context on the device that is current
+            # then, and cuda:0 is unless somebody chose.
+            with torch.cuda.device(self.device):
+                return torch.cuda.current_stream(self.device)
         return torch.accelerator.current_stream(self.device)
 
     @override

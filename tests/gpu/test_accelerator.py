@@ -126,9 +126,9 @@ import ctypes, torch
 from torch.utils.data import DataLoader, TensorDataset
 from streamloader import StreamLoader, on
 data = TensorDataset(torch.arange(64.0).repeat(8, 1).T.contiguous(), torch.arange(64))
-for pin in (False, True):
-    loader = DataLoader(data, batch_size=8, num_workers=2, pin_memory=pin)
-    for x, y in StreamLoader(loader, "cuda:1", transform=on(0, lambda x: x + torch.rand_like(x))):
+loader = DataLoader(data, batch_size=8, num_workers=2)  # one that pins makes a context by itself
+for source in (loader, list(loader)):
+    for x, y in StreamLoader(source, "cuda:1", transform=on(0, lambda x: x + torch.rand_like(x))):
         assert x.device.index == y.device.index == 1
 cuda = ctypes.CDLL("libcuda.so.1")
 flags, active = ctypes.c_uint(), ctypes.c_int()

@@ -363,3 +363,53 @@ def test_l05_copies_and_transforms_hide_behind_the_step() -> None:
     gaps = [a[1].elapsed_time(b[0]) for a, b in itertools.pairwise(marks[4:])]
     step = marks[10][0].elapsed_time(marks[10][1])
     assert sorted(gaps)[len(gaps) // 2] < 0.02 * step
+
+
+def test_memory_is_bounded_over_many_short_passes_too() -> None:
+    size = 16 * MIB
+    loader = StreamLoader([torch.ones(size, dtype=torch.uint8)], "cuda", prefetch_batches=2)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(40):
+        for images in loader:
+            busy(10)
+            images.max()
+            del images
+    assert torch.cuda.max_memory_allocated() - before <= 4 * size + MIB
+
+
+def test_batches_launched_in_the_callers_inference_mode_can_be_trained_on() -> None:
+    weight = torch.ones(1, device="cuda", requires_grad=True)
+    batches = iter(StreamLoader([torch.ones(4) for _ in range(6)], "cuda"))
+    with torch.inference_mode():
+        next(batches)
+    for images in batches:
+        (weight * images).sum().backward()
+    assert weight.grad is not None
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_that_a_transform_makes_arrive(layout: torch.layout) -> None:
+    def nest(batch: Tensor) -> Tensor:
+        return torch.nested.nested_tensor([batch[0], batch[1, :2]], layout=layout)
+
+    for nested in StreamLoader([torch.ones(2, 5) for _ in range(5)], "cuda", transform=nest):
+        assert nested.is_nested
+        assert float(nested.values().sum()) == 7
+
+
+def test_objects_of_any_kind_are_as_safe_as_tensors() -> None:
+    class Thing:
+        def __init__(self, value: Tensor) -> None:
+            self.value = value
+
+    sums = []
+    source = [torch.full((4, 100_000), n) for n in range(40)]
+    for thing in StreamLoader(source, "cuda", transform=lambda batch: Thing(batch.float() * 1)):
+        busy(4)
+        sums.append(thing.value.sum())  # type: ignore[attr-defined]  # the transform's
+        del thing
+        torch.full((400_000,), torch.nan, device="cuda")
+    assert [float(total) for total in sums] == [n * 400_000.0 for n in range(40)]
