@@ -11,7 +11,18 @@ from torch.nn import functional
 
 from benchmarks._require import require
 
-__all__ = ["IMAGE_SIZES", "STEPS", "Normalize", "Step", "eager", "graphed", "model", "with_item"]
+__all__ = [
+    "IMAGE_MEAN",
+    "IMAGE_SIZES",
+    "IMAGE_STD",
+    "STEPS",
+    "Normalize",
+    "Step",
+    "eager",
+    "graphed",
+    "model",
+    "with_item",
+]
 
 Step: TypeAlias = Callable[[Tensor, Tensor], Any]
 """Takes transformed images and labels that are on the device."""
@@ -21,6 +32,9 @@ IMAGE_SIZES = {"resnet50": 224, "resnet18": 224, "small": 32}
 
 STEPS = ("eager", "graph", "item")
 """A plain step; all of it as one CUDA graph; a plain one that reads its loss each time."""
+
+IMAGE_MEAN = (0.485, 0.456, 0.406)
+IMAGE_STD = (0.229, 0.224, 0.225)
 
 SMALL_DEPTH = 60
 SMALL_WIDTH = 128
@@ -35,8 +49,8 @@ class Normalize:
     """
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
-        mean = torch.tensor([0.485, 0.456, 0.406], device=device) * 255
-        std = torch.tensor([0.229, 0.224, 0.225], device=device) * 255
+        mean = torch.tensor(IMAGE_MEAN, device=device) * 255
+        std = torch.tensor(IMAGE_STD, device=device) * 255
         self._dtype = dtype
         self._mean = mean.view(1, 3, 1, 1).to(dtype)
         self._scale = (1 / std).view(1, 3, 1, 1).to(dtype)

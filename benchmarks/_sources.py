@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from typing_extensions import override
 
 __all__ = [
-    "SOURCES",
     "Endless",
     "Images",
     "Punctuated",
@@ -42,6 +41,7 @@ class Request:
         late: Every how manyth batch comes late; 0 is none.
         late_seconds: By how much.
         seed: Of the images.
+        shards: Where they are; None if they do not come from shards.
     """
 
     batch_size: int
@@ -51,6 +51,7 @@ class Request:
     late: int
     late_seconds: float
     seed: int
+    shards: str | None = None
 
 
 class Source(Protocol):
@@ -78,8 +79,6 @@ def memory(request: Request) -> Source:
 
     return source
 
-
-SOURCES: dict[str, Callable[[Request], Source]] = {"memory": memory}
 
 Sample: TypeAlias = tuple[Tensor, int]
 

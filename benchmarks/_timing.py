@@ -6,12 +6,17 @@ A short run flatters: 14 workers with 4 batches each have 56 in hand, which cost
 before a block all that was prefetched is pulled and dropped; a few steps that nobody times let
 queues and clocks settle; then a block lasts several times what could have been in hand. Loaders
 take turns, in a new order each round, so that a drift of the machine falls on all of them, and each
-is compared with the ceiling of its own round. Every loader stays open, in one pass, for the whole
-run.
+is compared with the ceiling of its own round. Every loader stays open for the whole run.
+
+Where the source may be slower than the step (shards), a pull that takes longer than a step shows
+that nothing is in hand; `drain` stops there. The workers rest between their loader's blocks, so it
+is done once, when a loader is opened: NOTE [Frozen workers] in _freeze.py. And there a block lasts
+a given time, not a number of steps, as it would be several times as long for a slower loader.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import statistics
@@ -21,13 +26,15 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks._loaders import Feed
+from benchmarks._feeds import Feed
 from benchmarks._models import Step
 
 __all__ = [
     "Block",
     "Memory",
+    "Span",
     "Turn",
+    "drain",
     "measure",
     "percentiles",
     "schedule",
@@ -50,6 +57,25 @@ class Turn:
 
     loader: str
     round: int | None
+
+
+@dataclass(frozen=True)
+class Span:
+    """When a block, or what comes before it, is over: whichever comes first.
+
+    Attributes:
+        steps: After so many; None is no limit.
+        seconds: After the step in which so many are over; None is no limit.
+    """
+
+    steps: int | None
+    seconds: float | None = None
+
+    def over(self, steps: int, since: float) -> bool:
+        """Whether it is, after `steps` steps that began at `since`."""
+        if self.steps is not None and steps >= self.steps:
+            return True
+        return self.seconds is not None and time.perf_counter() - since >= self.seconds
 
 
 def schedule(loaders: Sequence[str], bookend: str, rounds: int, seed: int) -> list[Turn]:
@@ -92,6 +118,8 @@ class Block:
         next_p50: Its median.
         next_p90: Its 90th percentile.
         next_max: The longest.
+        step_seconds: Wall time of each step but the last, from one `next()` to the next: of the
+            training thread, which an accelerator lets run some steps ahead, but not for long.
         cpu_seconds: CPU time of this process, all its threads; not of workers.
         thread_cpu_seconds: CPU time of the training thread alone.
         peak_bytes: Device memory allocated at most, by all loaders together; None where unknown.
@@ -109,6 +137,7 @@ class Block:
     next_p50: float
     next_p90: float
     next_max: float
+    step_seconds: tuple[float, ...]
     cpu_seconds: float
     thread_cpu_seconds: float
     peak_bytes: int | None
@@ -143,30 +172,57 @@ class Memory:
         return torch.cuda.max_memory_allocated(self._device) if self._device else None
 
 
-def settle(feed: Feed, step: Step, steps: int) -> None:
-    """Pulls and drops what is prefetched, then takes `steps` steps that nobody times."""
-    for _ in range(feed.in_hand):
+def drain(feed: Feed, patience: float | None = None, least: int = 0) -> int:
+    """Pulls and drops what is prefetched.
+
+    Args:
+        feed: Whose.
+        patience: A pull that takes longer, in seconds, is the last: nothing is in hand any more.
+            None is to pull all that can be in hand.
+        least: So many are pulled anyhow; each worker's first is waited for.
+
+    Returns:
+        How many were pulled.
+    """
+    for number in range(feed.in_hand):
+        asked = time.perf_counter()
         next(feed.batches)
-    for _ in range(steps):
-        step(*next(feed.batches))
+        slow = patience is not None and time.perf_counter() - asked > patience
+        if slow and number + 1 >= least:
+            return number + 1
+    return feed.in_hand
+
+
+def settle(feed: Feed, step: Step, span: Span) -> None:
+    """Takes steps that nobody times."""
+    steps, begin = 0, time.perf_counter()
+    while not span.over(steps, begin):
+        batch = next(feed.batches)
+        if feed.trains:
+            step(*batch)
+        steps += 1
 
 
 def measure(
-    turn: Turn, feed: Feed, step: Step, steps: int, synchronize: Callable[[], None], memory: Memory
+    turn: Turn, feed: Feed, step: Step, span: Span, synchronize: Callable[[], None], memory: Memory
 ) -> Block:
-    """One block of `steps` steps, which `settle` has prepared."""
+    """One block as long as `span`, which `settle` has prepared."""
     synchronize()
     memory.reset()
     waited = feed.waits() if feed.waits else None
-    spans, batch_size = [], 0
+    spans: list[float] = []
+    starts: list[float] = []
+    count = 0
     cpu, thread = time.process_time(), time.thread_time()
     begin = time.perf_counter()
-    for _ in range(steps):
+    while not span.over(len(spans), begin):
         asked = time.perf_counter()
         images, labels = next(feed.batches)
         spans.append(time.perf_counter() - asked)
-        step(images, labels)
-        batch_size += len(images)
+        starts.append(asked)
+        if feed.trains:
+            step(images, labels)
+        count += len(images)
     synchronize()
     seconds = time.perf_counter() - begin
     cpu, thread = time.process_time() - cpu, time.thread_time() - thread
@@ -175,14 +231,15 @@ def measure(
     return Block(
         loader=turn.loader,
         round=turn.round,
-        steps=steps,
-        images=batch_size,
+        steps=len(spans),
+        images=count,
         seconds=seconds,
         next_seconds=sum(spans),
         next_p10=p10,
         next_p50=p50,
         next_p90=p90,
         next_max=max(spans),
+        step_seconds=tuple(b - a for a, b in itertools.pairwise(starts)),
         cpu_seconds=cpu,
         thread_cpu_seconds=thread,
         peak_bytes=memory.peak(),

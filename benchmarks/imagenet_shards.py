@@ -2,15 +2,19 @@
 
     scripts/bench                                   all loaders; --help lists the options
     python -m benchmarks.imagenet_shards            the same, from the root of the repository
+    scripts/bench --source shards --shards DIR      on tar shards of JPEGs, and peers beside
+    scripts/bench ... --workers 2,4,8,14            a run for each number, and a table of them all
 
 The ceiling is the same step on one transformed batch that stays on the device. Loaders are measured
 in interleaved blocks: NOTE [A block] in _timing.py says how, NOTE [Intervals] in _summary.py what
 the intervals mean.
 
-    _options.py   the command line                _loaders.py   the loaders: a table of recipes
-    _sources.py   where batches come from         _timing.py    blocks, their order, measuring one
-    _models.py    the models and the step         _summary.py   medians and intervals
-                                                  _report.py, _plot.py   what is shown
+    _options.py            the command line         _timing.py    blocks: their order, one of them
+    _sources.py            batches from memory      _freeze.py    workers rest between blocks
+    _shards.py             batches from shards      _summary.py   medians and intervals
+    _models.py             models and the step      _report.py    what one run says
+    _feeds.py, _loaders.py, _peers.py: the loaders  _sweep.py     what several say
+                                                    _plot.py      pictures of both
 """
 
 from __future__ import annotations
@@ -26,13 +30,17 @@ from typing import Any
 
 import torch
 
-from benchmarks import _models, _report, _summary, _timing
-from benchmarks._loaders import RECIPES, Feed, Pair, Setup
+from benchmarks import _freeze, _models, _report, _summary, _sweep, _timing
+from benchmarks._feeds import Feed, Pair, Setup
+from benchmarks._loaders import RECIPES
 from benchmarks._options import CEILING, Options, machine, parse
+from benchmarks._peers import absent
 from benchmarks._plot import draw
+from benchmarks._report import Run
 from benchmarks._require import require
-from benchmarks._sources import SOURCES, Request
-from benchmarks._timing import Block, Memory
+from benchmarks._shards import SOURCES
+from benchmarks._sources import Request
+from benchmarks._timing import Block, Memory, Span
 
 
 @dataclass(frozen=True)
@@ -41,17 +49,17 @@ class Pace:
 
     Attributes:
         warm: Steps before anything is timed: compiling, autotuning, growing the allocator.
-        settle: Steps before each block.
-        block_seconds: What a block lasts at least, if `--steps` is not given.
+        settle: Before each block; the time is of use where the source is slow.
+        block_seconds: What a block lasts, or at least, if `--block-seconds` is not given.
     """
 
     warm: int
-    settle: int
+    settle: Span
     block_seconds: float
 
 
-FAST = Pace(warm=20, settle=10, block_seconds=5.0)
-SLOW = Pace(warm=3, settle=2, block_seconds=0.5)
+FAST = Pace(warm=20, settle=Span(10, 0.5), block_seconds=5.0)
+SLOW = Pace(warm=3, settle=Span(2), block_seconds=0.5)
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,7 @@ class Bench:
         device: Where the step runs.
         pace: For it.
         step: The training step.
+        step_seconds: How long it takes.
         transform: Of the images.
         resident: The ceiling's batch.
         synchronize: Waits for the device.
@@ -72,31 +81,52 @@ class Bench:
     device: torch.device
     pace: Pace
     step: _models.Step
+    step_seconds: float
     transform: _models.Normalize
     resident: Pair
     synchronize: Callable[[], None]
 
 
+@dataclass(frozen=True)
+class Opened:
+    """A loader that is open, and its workers.
+
+    Attributes:
+        feed: The loader.
+        workers: Its processes, stopped but in its own blocks; None if they are left alone.
+    """
+
+    feed: Feed
+    workers: _freeze.Workers | None
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures, and prints the report."""
-    options = parse(arguments)
-    for name in ("tqdm", *(["matplotlib"] if options.plot else [])):
+    wanted = parse(arguments)
+    first = wanted[0]
+    for name in ("tqdm", *(["matplotlib"] if first.plot else [])):
         require(name)  # before the work, not after it
-    bench = prepare(options)
-    alone, blocks = run(bench)
+    for options in wanted if first.source == "shards" else ():
+        SOURCES[options.source](_request(options))  # what is wrong with them, likewise
+    bench = prepare(first)
     about = describe(bench.device)
-    rows = _summary.rows(blocks, CEILING, alone)
-    print(_report.report(bench.options, about, rows, blocks))
-    if options.json:
-        data = _report.as_data(bench.options, about, rows, blocks)
-        options.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    if options.plot:
-        title = f"{options.model}, {options.step} step, batch {options.batch_size}"
-        draw(options.plot, f"{title}, {about['device']}", rows, blocks)
+    runs = []
+    for options in wanted:
+        runs.append(measured(bench, options))
+        print(_report.report(runs[-1], about), flush=True)
+    if len(runs) > 1:
+        print("", *_sweep.report(runs), sep="\n")
+    if first.json:
+        data = [_report.as_data(one, about) for one in runs]
+        text = json.dumps(data[0] if len(data) == 1 else _sweep.as_data(data), indent=1)
+        first.json.write_text(text + "\n", encoding="utf-8")
+    if first.plot:
+        title = f"{first.model}, {first.step} step, batch {first.batch_size}, from {first.source}"
+        draw(first.plot, f"{title}, {about['device']}", runs)
 
 
 def prepare(options: Options) -> Bench:
-    """The warm step, and the options that depend on how long it takes."""
+    """The warm step, and how long it takes."""
     device = _device(options)
     dtype = torch.bfloat16 if options.overlaps else torch.float32
     transform = _models.Normalize(device, dtype)
@@ -105,8 +135,17 @@ def prepare(options: Options) -> Bench:
     pace = FAST if options.overlaps else SLOW
     step = _step(options, device, dtype, resident, pace)
     seconds = _seconds_a_step(step, resident, pace.warm, synchronize)
-    options = _completed(options, seconds, pace)
-    return Bench(options, device, pace, step, transform, resident, synchronize)
+    return Bench(options, device, pace, step, seconds, transform, resident, synchronize)
+
+
+def measured(bench: Bench, options: Options) -> Run:
+    """One run with these options, which differ from the bench's in workers and blocks."""
+    reasons = {name: absent(name, bench.device) for name in options.loaders}
+    missing = {name: reason for name, reason in reasons.items() if reason is not None}
+    loaders = tuple(name for name in options.loaders if name not in missing)
+    options = _completed(bench, dataclasses.replace(options, loaders=loaders))
+    alone, blocks = run(dataclasses.replace(bench, options=options))
+    return Run(options, _summary.rows(blocks, CEILING, alone), blocks, missing)
 
 
 def _device(options: Options) -> torch.device:
@@ -159,13 +198,22 @@ def _seconds_a_step(
     return (time.perf_counter() - start) / steps
 
 
-def _completed(options: Options, step_seconds: float, pace: Pace) -> Options:
+def _completed(bench: Bench, options: Options) -> Options:
     """The options that depend on the step's time, where they were not given."""
-    late_ms = 2e3 * step_seconds if options.late_ms is None else options.late_ms
-    steps = options.steps or _timing.steps_in_block(
-        step_seconds, options.in_workers, pace.block_seconds, options.late
+    seconds = options.block_seconds or bench.pace.block_seconds
+    steps, late_ms = options.steps, options.late_ms
+    if steps is None and options.source != "shards":
+        steps = _timing.steps_in_block(
+            bench.step_seconds, options.in_workers, seconds, options.late
+        )
+    if options.late and late_ms is None:
+        late_ms = 2e3 * bench.step_seconds
+    return dataclasses.replace(
+        options,
+        block_seconds=seconds if steps is None else None,
+        steps=steps,
+        late_ms=late_ms if options.late else None,
     )
-    return dataclasses.replace(options, steps=steps, late_ms=late_ms if options.late else None)
 
 
 def run(bench: Bench) -> tuple[dict[str, int | None], list[Block]]:
@@ -173,37 +221,50 @@ def run(bench: Bench) -> tuple[dict[str, int | None], list[Block]]:
     options, memory = bench.options, Memory(bench.device)
     turns = _timing.schedule(options.loaders, CEILING, options.blocks, options.seed)
     progress = require("tqdm").tqdm(turns, unit="block", dynamic_ncols=True)
-    with contextlib.ExitStack() as opened, progress:
-        feeds, alone = _open_all(bench, opened, memory)
+    with contextlib.ExitStack() as stack, progress:
+        opened, alone = _open_all(bench, stack, memory)
         blocks = []
         for turn in progress:
-            progress.set_postfix_str(turn.loader)
-            blocks.append(_block(bench, turn, feeds[turn.loader], memory))
+            progress.set_postfix_str(f"{turn.loader}, {options.workers} workers")
+            blocks.append(_block(bench, turn, opened[turn.loader], memory))
     return alone, blocks
 
 
 def _open_all(
-    bench: Bench, opened: contextlib.ExitStack, memory: Memory
-) -> tuple[dict[str, Feed], dict[str, int | None]]:
-    """Every loader, open and stepped once; each is closed with `opened`."""
+    bench: Bench, stack: contextlib.ExitStack, memory: Memory
+) -> tuple[dict[str, Opened], dict[str, int | None]]:
+    """Every loader, open and stepped; each is closed with `stack`."""
     setup = _setup(bench)
-    feeds: dict[str, Feed] = {}
+    opened: dict[str, Opened] = {}
     alone: dict[str, int | None] = {}
     for name in bench.options.loaders:
         bench.synchronize()
         before = memory.reset()
-        feeds[name] = RECIPES[name](setup)
-        opened.callback(feeds[name].close)
-        _timing.settle(feeds[name], bench.step, bench.pace.settle)
+        opened[name] = _open(bench, name, setup, stack)
         bench.synchronize()
         peak = memory.peak()
         alone[name] = None if peak is None else peak - before
-    return feeds, alone
+    return opened, alone
 
 
-def _setup(bench: Bench) -> Setup:
-    options = bench.options
-    request = Request(
+def _open(bench: Bench, name: str, setup: Setup, stack: contextlib.ExitStack) -> Opened:
+    freezes = bench.options.source == "shards"
+    with _freeze.born_in() as pids:
+        feed = RECIPES[name](setup)
+        stack.callback(feed.close)
+        if freezes:
+            _timing.drain(feed, bench.step_seconds, bench.options.workers)
+        _timing.settle(feed, bench.step, bench.pace.settle)
+    if not freezes:
+        return Opened(feed, None)
+    workers = _freeze.Workers(pids)
+    stack.callback(workers.go_on)  # before it is closed: the last callback is called first
+    workers.stop()
+    return Opened(feed, workers)
+
+
+def _request(options: Options) -> Request:
+    return Request(
         batch_size=options.batch_size,
         image_size=options.image_size,
         workers=options.workers,
@@ -211,10 +272,16 @@ def _setup(bench: Bench) -> Setup:
         late=options.late,
         late_seconds=(options.late_ms or 0.0) / 1e3,
         seed=options.seed,
+        shards=options.shards,
     )
+
+
+def _setup(bench: Bench) -> Setup:
+    options = bench.options
     return Setup(
-        source=SOURCES[options.source](request),
+        source=SOURCES[options.source](_request(options)),
         device=bench.device,
+        dtype=bench.resident[0].dtype,
         transform=bench.transform,
         prefetch_batches=options.prefetch_batches,
         in_workers=options.in_workers,
@@ -222,10 +289,18 @@ def _setup(bench: Bench) -> Setup:
     )
 
 
-def _block(bench: Bench, turn: _timing.Turn, feed: Feed, memory: Memory) -> Block:
+def _block(bench: Bench, turn: _timing.Turn, opened: Opened, memory: Memory) -> Block:
+    span = Span(bench.options.steps, bench.options.block_seconds)
+    feed, workers = opened.feed, opened.workers
+    if workers:
+        workers.go_on()
+    else:
+        _timing.drain(feed)
     _timing.settle(feed, bench.step, bench.pace.settle)
-    steps = bench.options.steps or 1
-    return _timing.measure(turn, feed, bench.step, steps, bench.synchronize, memory)
+    block = _timing.measure(turn, feed, bench.step, span, bench.synchronize, memory)
+    if workers:
+        workers.stop()
+    return block
 
 
 def describe(device: torch.device) -> dict[str, Any]:

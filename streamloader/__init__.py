@@ -24,6 +24,13 @@ and where each part of it is written down:
     stats.py      what was waited for: the source, the device
     device/       the seam: a dozen verbs; CUDA and other accelerators, the CPU
     testing.py    a public fake device
+
+A source to wrap, which nothing above imports:
+
+    shards.py     WebDataset shards to batches: a `DataLoader`
+    sharding.py   which shards, who reads which, how many batches; pure
+    tars.py       one shard's samples
+    images.py     bytes to pixels: decode, crop, flip
 """
 
 from __future__ import annotations

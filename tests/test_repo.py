@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 TESTED_ELSEWHERE = {"device/accelerator.py": "gpu/test_accelerator.py"}
 
 # Each is needed for one feature, and imported when that is used.
-OPTIONAL = {"matplotlib", "torchcodec", "torchvision", "triton", "webdataset"}
+OPTIONAL = {"PIL", "matplotlib", "torchcodec", "torchvision", "triton", "webdataset"}
 
 
 # -- every module has a test file of its name --------------------------------------------------

@@ -30,4 +30,19 @@ def test_a_run_on_the_cpu_measures_all_and_says_what_it_cannot(
     assert [row["loader"] for row in found["rows"]] == ["plain", "pinned", "stream", "ceiling"]
     assert len(found["blocks"]) == 2 * 4 + 2
     assert all(block["images"] == 12 for block in found["blocks"])
+    assert {name: len(times) for name, times in found["step_ms"].items()}["stream"] == 2
+    assert picture.stat().st_size > 0
+
+
+def test_a_sweep_is_a_run_for_each_number_of_workers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, picture = tmp_path / "run.json", tmp_path / "run.png"
+    settings = "--device cpu --model small --batch-size 4 --workers 1,2 --blocks 1,2 --steps 3"
+    files = ["--loaders", "stream,torchtnt,alone", "--json", str(data), "--plot", str(picture)]
+    imagenet_shards.main([*settings.split(), *files])
+    assert "\ntorchtnt: needs a CUDA device\n" in capsys.readouterr().out
+    found = json.loads(data.read_text(encoding="utf-8"))
+    assert found["workers"] == [1, 2]
+    assert [len(run["blocks"]) for run in found["sweep"]] == [1 * 3 + 2, 2 * 3 + 2]
     assert picture.stat().st_size > 0

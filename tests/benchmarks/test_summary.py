@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import pytest
 
@@ -7,12 +8,13 @@ from benchmarks._timing import Block
 
 
 def block(loader: str, number: int | None, rate: float, **fields: float | None) -> Block:
-    known: dict[str, float | None] = {
+    known: dict[str, Any] = {
         "next_seconds": 0.5,
         "next_p10": 0.01,
         "next_p50": 0.02,
         "next_p90": 0.03,
         "next_max": 0.04,
+        "step_seconds": (),
         "cpu_seconds": 3.0,
         "thread_cpu_seconds": 2.0,
         "peak_bytes": None,
@@ -20,7 +22,7 @@ def block(loader: str, number: int | None, rate: float, **fields: float | None) 
         "device_seconds": None,
     }
     measured = known | fields
-    return Block(loader, number, steps=10, images=100, seconds=100 / rate, **measured)  # type: ignore[arg-type]
+    return Block(loader, number, steps=10, images=100, seconds=100 / rate, **measured)
 
 
 @pytest.mark.parametrize(

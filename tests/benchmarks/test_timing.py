@@ -1,13 +1,16 @@
+import dataclasses
 import itertools
 from collections import Counter
 
 import pytest
 import torch
 
-from benchmarks._loaders import Feed
+from benchmarks._feeds import Feed
 from benchmarks._timing import (
     Memory,
+    Span,
     Turn,
+    drain,
     measure,
     percentiles,
     schedule,
@@ -67,10 +70,39 @@ def numbered(in_hand: int, waits: list[tuple[float, float]] | None = None) -> Fe
     return Feed(batches, in_hand, batches.close, iter(waits).__next__ if waits else None)
 
 
-def test_settling_drops_what_is_in_hand_and_steps_on_what_follows() -> None:
+def test_settling_after_draining_steps_on_what_was_not_in_hand() -> None:
     stepped: list[int] = []
-    settle(numbered(in_hand=5), lambda _, label: stepped.append(int(label)), steps=2)
+    feed = numbered(in_hand=5)
+    assert drain(feed) == 5
+    settle(feed, lambda _, label: stepped.append(int(label)), Span(2))
     assert stepped == [5, 6]
+
+
+def test_draining_ends_at_a_slow_pull_but_not_before_each_worker_gave_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times = itertools.accumulate([0, 9, 0, 1, 0, 1, 0, 9, 0, 9])  # 9, 1, 1, 9 and 9 s in next()
+    monkeypatch.setattr("benchmarks._timing.time.perf_counter", lambda: next(times))
+    assert drain(numbered(in_hand=5), patience=2.0, least=2) == 4
+
+
+def test_a_span_ends_by_steps_or_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks._timing.time.perf_counter", lambda: 10.0)
+    assert Span(3).over(3, since=0.0)
+    assert not Span(3).over(2, since=0.0)
+    assert Span(None, 2.0).over(0, since=8.0)
+    assert not Span(3, 2.0).over(2, since=8.5)
+
+
+def test_batches_that_are_not_for_the_step_are_only_pulled() -> None:
+    feed = dataclasses.replace(numbered(in_hand=0), trains=False)
+    stepped: list[object] = []
+    settle(feed, lambda *batch: stepped.append(batch), Span(2))
+    memory = Memory(torch.device("cpu"))
+    block = measure(
+        Turn("alone", 0), feed, lambda *batch: stepped.append(batch), Span(2), lambda: None, memory
+    )
+    assert (block.steps, block.images, stepped) == (2, 8, [])
 
 
 def test_a_block_counts_its_steps_and_their_images() -> None:
@@ -79,7 +111,7 @@ def test_a_block_counts_its_steps_and_their_images() -> None:
         Turn("plain", 3),
         numbered(in_hand=5),
         lambda *_: stepped.append("step"),
-        steps=6,
+        span=Span(6),
         synchronize=lambda: stepped.append("synchronize"),
         memory=Memory(torch.device("cpu")),
     )
@@ -89,10 +121,11 @@ def test_a_block_counts_its_steps_and_their_images() -> None:
     assert block.next_p10 <= block.next_p50 <= block.next_p90 <= block.next_max
     assert (block.peak_bytes, block.source_seconds, block.device_seconds) == (None, None, None)
     assert block.rate == 24 / block.seconds
+    assert len(block.step_seconds) == 5
 
 
 def test_a_block_has_the_waits_of_its_own_time() -> None:
     feed = numbered(in_hand=0, waits=[(1.0, 2.0), (1.5, 2.25)])
     memory = Memory(torch.device("cpu"))
-    block = measure(Turn("stream", 0), feed, lambda *_: None, 1, lambda: None, memory)
+    block = measure(Turn("stream", 0), feed, lambda *_: None, Span(1), lambda: None, memory)
     assert (block.source_seconds, block.device_seconds) == (0.5, 0.25)
