@@ -11,8 +11,8 @@ The folder gets `parameters.json` (first), the shards, and `index.json` (last; w
 odd samples). An interrupted command can be repeated: shards that are there are kept. The bytes
 depend on the arguments and the versions of numpy and Pillow, not on the number of workers.
 
-Sides and the odd ones (grey, progressive, CMYK, PNG) are ImageNet's. How many of its JPEGs have full
-colour (4:4:4) and how many halved (4:2:0) is assumed, half of each, and so are their qualities: they
+Sides and the odd ones (grey, progressive, CMYK, PNG) are ImageNet's. How many of its JPEGs have
+full colour (4:4:4) and how many halved (4:2:0) is assumed, half of each, and so are qualities: they
 make 0.5 to 0.6 byte per pixel, as ImageNet has, whose entropy decoding is most of what an image
 costs. Photographs that are smooth, or larger than their pixels deserve, give smaller files.
 """
