@@ -830,20 +830,25 @@ def test_waiting_for_the_source_and_for_the_device_are_counted_apart() -> None:
 
 @pytest.mark.slow
 def test_c04_a_killed_worker_is_an_error() -> None:
-    """In a process of its own: torch raises from a signal handler, wherever the process is then."""
+    """In a process of its own, and without torch's signal handler.
+
+    That raises in the main thread wherever it is then, which may be after the loop. Without it the
+    error is what the loader thread finds: that the worker is gone, or its socket.
+    """
     done = program(
         """
         import multiprocessing, signal
         loader = StreamLoader(DataLoader(Numbers(), batch_size=2, num_workers=1))
         iterator = iter(loader)
         next(iterator)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         (worker,) = multiprocessing.active_children()
+        os.kill(worker.pid, signal.SIGKILL)
         try:
-            os.kill(worker.pid, signal.SIGKILL)
             for _ in iterator:
                 pass
-        except RuntimeError as error:
-            print(str(error)[:17])
+        except (RuntimeError, OSError, EOFError):
+            print("an error")
         start = time.monotonic()
         del iterator
         loader.close()
@@ -853,7 +858,7 @@ def test_c04_a_killed_worker_is_an_error() -> None:
         PRELUDE,
     )
     out, err = done.communicate(timeout=60)
-    assert (out, err) == ("DataLoader worker\nTrue\nFalse\n", "")
+    assert (out, err) == ("an error\nTrue\nFalse\n", "")
 
 
 @pytest.mark.slow
