@@ -102,6 +102,7 @@ class Epoch:
         self._before = window.asked
         self._launched: deque[Batch | End] = deque()
         self._ended = False
+        pipeline.begin()
         self.source = Source(
             iterator, first, pack, permits=depth + 1, changed=slabs.changed, state=device.inherit()
         )

@@ -71,6 +71,13 @@ class Pipeline:
     def _streams(self) -> list[Stream]:
         return [self._device.stream(f"stage {n}") for n, _ in enumerate(self._transforms)]
 
+    def begin(self) -> None:
+        """A pass begins: transforms read what the caller has written so far (rule 6)."""
+        if self._transforms:
+            written = self._device.record(self._device.current())
+            for stream in self._streams:
+                self._device.wait(stream, written)
+
     def send(self, batch: Batch) -> None:
         """Submits the copy. `ready` is set even if it fails: some of it may be under way."""
         try:

@@ -24,10 +24,12 @@ What may be in flight, and who may write what when. Cited by number where a verb
 
 4. Streams live as long as the loader. The allocator keeps memory by stream, and a stream for each
    epoch would strand it. An event is recorded once.
-5. A source's memory is not read after the next pull, unless a DataLoader made it for this batch
-   alone (pack.py).
-6. A transform reads only state that nobody writes meanwhile: a frozen encoder, not a teacher that
-   the step updates.
+5. A source's host memory is not read after the next pull, unless a DataLoader made it for this
+   batch alone (pack.py). What a source puts on the device itself is handed on as it is: it must not
+   write that again.
+6. A transform reads only state that nobody writes or frees meanwhile: a frozen encoder, not a
+   teacher that the step updates. What the caller wrote before the pass it may read
+   (`Pipeline.begin`).
 7. Only the caller's thread allocates, launches, waits and asks for events, in `next()`. Work keeps
    program order, and no thread of ours can break a graph capture of the caller's. (The loader
    thread asks whether a tensor is pinned, and records an event behind what a source made on the
