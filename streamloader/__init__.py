@@ -24,6 +24,9 @@ and where each part of it is written down:
     stats.py      what was waited for: the source, the device
     device/       the seam: a dozen verbs; CUDA and other accelerators, the CPU
     testing.py    a public fake device
+    checker.py    one that reports what may race, by happens-before; time in it is virtual
+    ledger.py     who did what to which memory, as the checker saw it
+    clocks.py     vector clocks, and memory that remembers; pure
 
 A source to wrap, which nothing above imports:
 

@@ -8,7 +8,6 @@ that means asking the device (rule 7).
 
 from __future__ import annotations
 
-import threading
 import time
 import weakref
 from collections import deque
@@ -43,7 +42,7 @@ class Slabs:
     """
 
     def __init__(self, device: Device, limit: int) -> None:
-        self.changed = threading.Condition()
+        self.changed = device.condition()
         self._device = device
         self._limit = limit
         self._count = 0

@@ -5,6 +5,7 @@ A stream and an event are opaque here: only the device that made one looks insid
 
 from __future__ import annotations
 
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -90,6 +91,10 @@ class Device(ABC):
     @abstractmethod
     def inherit(self) -> AbstractContextManager[object]:
         """The calling thread's device and stream, as a context for another thread to enter."""
+
+    def condition(self) -> threading.Condition:
+        """By what two threads of the loader hand work to one another; a fake may look on."""
+        return threading.Condition()
 
     def join(self, event: Event, until: Callable[[], bool]) -> bool:
         """Waits on the host for `event`.

@@ -1,5 +1,6 @@
 """`Device.join`, the one verb that is the same on every device."""
 
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -58,3 +59,7 @@ def test_a_device_must_have_every_verb() -> None:
     assert len(verbs) == 13
     with pytest.raises(TypeError, match=r"^Can't instantiate abstract class Device "):
         Device()  # type: ignore[abstract]
+
+
+def test_threads_hand_work_to_one_another_by_a_condition() -> None:
+    assert isinstance(FakeDevice().condition(), threading.Condition)
