@@ -201,12 +201,21 @@ def one_pass(
             step(batch, weights[lane])
 
 
-def through(program: Program, device: CheckedDevice) -> None:
+def through(program: Program, device: CheckedDevice) -> Tensor:
+    """Runs it.
+
+    Returns:
+        What its transforms read, written by the caller before the first pass; to be kept.
+    """
     streams = [device.current(), device.stream("left"), device.stream("right")]
     calls = [0]
+    weight = device.put(torch.ones(4))
+    with device.on(streams[0]):
+        weight.add_(1)
 
     def failing(batch: Any) -> Any:
         calls[0] += 1
+        weight.sum()
         if calls[0] == program.fails:
             raise FailureError
         return batch
@@ -227,6 +236,7 @@ def through(program: Program, device: CheckedDevice) -> None:
             del passes
     if program.closes:
         loader.close()
+    return weight
 
 
 def device_of(program: Program, skip: Skip | None = None) -> CheckedDevice:
@@ -238,8 +248,9 @@ def device_of(program: Program, skip: Skip | None = None) -> CheckedDevice:
 
 def proves(program: Program) -> None:
     device = device_of(program)
-    through(program, device)
+    kept = through(program, device)
     device.verify()
+    del kept
 
 
 @given(PROGRAMS)
@@ -270,8 +281,9 @@ def test_some_program_races_without_the_call(site: Site) -> None:
     def search(program: Program) -> None:
         if not noticed:
             device = device_of(program, site.skip)
-            through(program, device)
+            kept = through(program, device)
             noticed.extend(text for text in device.reports if "never recorded" not in text)
+            del kept
 
     search()
     assert noticed
