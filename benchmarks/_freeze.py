@@ -6,8 +6,11 @@ All loaders stay open for the whole run, and the workers of one whose block is o
 its queues. Where decoding takes all CPUs that would last for seconds, and the next loader's block
 would pay for it. So a loader's worker processes are stopped (SIGSTOP) when its block ends and go on
 (SIGCONT) when its next begins, which thereby continues the one before with just what was in hand
-then: nothing has been gained by the pause, and there is nothing to drain but once, when the loader
-is opened. Where there is no such signal (Windows) workers are left alone.
+then: the workers have gained nothing by the pause, and there is nothing to drain but once, when the
+loader is opened. The threads of the loader itself, which pin or copy batches, are not stopped: what
+the workers had sent by then they prepare, so those that have such threads (pinned, stream, the
+peers) may begin a block with a few batches readier than `plain`. Where there is no such signal
+(Windows) workers are left alone.
 """
 
 from __future__ import annotations

@@ -57,9 +57,10 @@ class Options:
         prefetch_factor: Batches that each of them has in hand.
         prefetch_batches: StreamLoader's.
         blocks: Timed blocks of each loader.
-        block_seconds: What a block lasts, of shards, or at least; None is what the pace says.
-        steps: Steps in a block. None for those that end by time, which shards' blocks do, as rates
-            there may differ several times; and until `_timing.steps_in_block` knows the step's.
+        block_seconds: What a block lasts, at least; None is what the pace says.
+        steps: Steps in a block; of shards, rounded up to a multiple of the workers. None for those
+            that end by time, which shards' blocks do, as rates there may differ several times; and
+            until `_timing.steps_in_block` knows the step's.
         late: Every how manyth batch comes late; 0 is none.
         late_ms: By how much; None until the step's time is known, which it is twice of.
         seed: Of images, weights, and the order of the blocks.
@@ -154,12 +155,14 @@ def resolved(given: dict[str, Any], here: Machine) -> tuple[Options, ...]:
 def _paired(workers: tuple[int, ...], blocks: tuple[int, ...]) -> list[tuple[int, int]]:
     if len(set(workers)) != len(workers):
         raise ValueError(f"--workers must be different numbers, got {_listed(workers)}")
-    if len(blocks) not in (1, len(workers)):
+    if len(blocks) == 1:
+        return [(number, blocks[0]) for number in workers]
+    if len(blocks) != len(workers):
         raise ValueError(
             f"--blocks must be one number, or one for each of --workers {_listed(workers)}, got "
             f"{_listed(blocks)}"
         )
-    return list(zip(workers, blocks * (len(workers) // len(blocks)), strict=True))
+    return list(zip(workers, blocks, strict=True))
 
 
 def _listed(numbers: tuple[int, ...]) -> str:
@@ -226,8 +229,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--prefetch-batches", type=int, default=2, metavar="N", help="StreamLoader's; default: 2")
     many = "timed blocks of each loader; default: 7; several: for each of --workers"
     add("--blocks", type=_numbers, default=(7,), metavar="N", help=many)
-    add("--block-seconds", type=float, metavar="S", help="default: 5, on the CPU 0.5")
-    add("--steps", type=int, metavar="N", help="in a block; default: many, of shards by time")
+    add("--block-seconds", type=float, metavar="S", help="default: 5, on the CPU 0.5; or more")
+    whole = "in a block; default: many, of shards by time; of shards rounded up to all workers"
+    add("--steps", type=int, metavar="N", help=whole)
     add("--late", type=int, default=0, metavar="N", help="every Nth batch comes late; default: no")
     add("--late-ms", type=float, metavar="MS", help="by how much; default: twice the step's time")
     add("--seed", type=int, default=0, metavar="N", help="default: 0")

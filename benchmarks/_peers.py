@@ -1,7 +1,8 @@
 """What people use besides: timm's PrefetchLoader and torchtnt's CudaDataPrefetcher.
 
-Each does the same work as the others: uint8 in pinned memory to normalised images in
-channels_last on the device. They are imported only when asked for.
+Each ends with what the others do, normalised images in channels_last on the device, from uint8 in
+pinned memory. But timm's is a pass over the images more: it normalises them as they come, and its
+training script makes them channels_last after it. They are imported only when asked for.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ SUBJECT = "stream"
 HEAD = (
     "loader",
     "img/s",
+    "in all",
     "of the ceiling",
     "step ms",
     "next ms",
@@ -38,6 +39,7 @@ HEAD = (
 )
 
 LEGEND = """\
+  in all: the images of all blocks over their seconds; img/s is the median of the blocks' rates
   of the ceiling: its rate over that of the ceiling in the same round; in brackets, its interval
   next ms: wall time inside next(), a step; of which waited for the source, and for the device
   next us: percentiles of a single next(); the 10th is one that had little left to do
@@ -123,6 +125,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     return (
         row.loader,
         f"{row.rate.median:,.0f}",
+        f"{row.total_rate:,.0f}",
         _interval(row.share) if row.share else "1",
         f"{row.step_ms:.2f}",
         f"{row.next_ms:.3f}",
@@ -189,20 +192,23 @@ def verdict(run: Run) -> str:
     share, alone = row.share.median if row.share else 1.0, run.row(ALONE)
     at = f"{row.loader} runs at {share:.3f} of the ceiling"
     if by == "workers" and alone:
-        return _decode(run, row, alone)
+        return _short(run, row, alone)
     return (f"The step bounds it: {at}." if by == "step" else _waits(row, at)) + _supply(run)
 
 
-def _decode(run: Run, row: Row, alone: Row) -> str:
-    """The sentence where the workers give less than the step could take."""
+def _short(run: Run, row: Row, alone: Row) -> str:
+    """The sentence where the workers give less than the step could take.
+
+    What they do it for (disk, tar, decode, collate, the way to this process) was not measured.
+    """
     workers, takes = run.options.workers, run.row(CEILING)
     step = takes.rate.median if takes else 0.0
     each = alone.rate.median / workers
     return (
-        f"{_work(run)} bounds it: {_give(workers)} {alone.rate.median:,.0f} img/s alone "
+        f"The workers bound it: {_give(workers)} {alone.rate.median:,.0f} img/s alone "
         f"({each:,.0f} each), the step takes {step:,.0f}; {row.loader} runs at "
-        f"{row.rate.median:,.0f}, {row.rate.median / alone.rate.median:.3f} of what they give. At "
-        f"this rate {math.ceil(step / each)} workers would keep up, on as many free CPUs."
+        f"{row.rate.median:,.0f}, {row.rate.median / alone.rate.median:.3f} of what they give. If "
+        f"rates add, {math.ceil(step / each)} workers would keep up, on as many free CPUs."
     )
 
 
@@ -216,10 +222,6 @@ def _supply(run: Run) -> str:
 
 def _give(workers: int) -> str:
     return "1 worker gives" if workers == 1 else f"{workers} workers give"
-
-
-def _work(run: Run) -> str:
-    return "CPU decode" if run.options.source == "shards" else "The source"
 
 
 def _waits(row: Row, at: str) -> str:

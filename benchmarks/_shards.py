@@ -54,7 +54,7 @@ def from_shards(request: Request) -> Source:
         )
         return loader
 
-    one = re.search(r"[*?[{]|^\w+:", str(request.shards)) is None
+    one = re.search(r"[*?[{]|^\w+:|::", str(request.shards)) is None
     if one and not Path(str(request.shards)).exists():
         raise SystemExit(f"--shards {request.shards}: no such folder or file")
     try:

@@ -71,6 +71,8 @@ class Row:
     Attributes:
         loader: Its name.
         rate: Images a second.
+        total_rate: Images of all blocks over their seconds. Where workers rest between blocks these
+            are one long one, and a burst that two blocks share is counted right.
         share: Of the ceiling of the same round; None for the ceiling itself.
         step_ms: Wall time of a step, `next()` included.
         next_ms: Wall time inside `next()`, waits included.
@@ -85,6 +87,7 @@ class Row:
 
     loader: str
     rate: Estimate
+    total_rate: float
     share: Estimate | None
     step_ms: float
     next_ms: float
@@ -113,6 +116,7 @@ def _row(loader: str, blocks: Sequence[Block], ceiling: str, alone: int | None) 
     return Row(
         loader=loader,
         rate=estimate([block.rate for block in own]),
+        total_rate=sum(block.images for block in own) / sum(block.seconds for block in own),
         share=None if loader == ceiling else estimate(ratios(blocks, loader, ceiling)),
         step_ms=_per_step(own, lambda block: block.seconds) or 0.0,
         next_ms=_per_step(own, lambda block: block.next_seconds) or 0.0,

@@ -46,8 +46,7 @@ def _bound(run: Run) -> str:
     found = bound(run)
     if found is None:
         return "-"
-    workers = "decode" if run.options.source == "shards" else "the source"
-    return {"step": "the step", "workers": workers}.get(found[1], "see below")
+    return {"step": "the step", "workers": "the workers"}.get(found[1], "see below")
 
 
 def as_data(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -12,6 +12,14 @@ Where the source may be slower than the step (shards), a pull that takes longer 
 that nothing is in hand; `drain` stops there. The workers rest between their loader's blocks, so it
 is done once, when a loader is opened: NOTE [Frozen workers] in _freeze.py. And there a block lasts
 a given time, not a number of steps, as it would be several times as long for a slower loader.
+
+NOTE [Rounds of workers]
+~~~~~~~~~~~~~~~~~~~~~~~~
+Workers that were started together finish together: batches come in bursts, one from each, with a
+long wait before. A block that began or ended within a burst would count waits and batches that do
+not belong together; with 14 workers and a handful of bursts that is 5 to 20 %. So of shards all
+that pulls batches, timed or not, ends after a whole number of rounds: as many from each worker. A
+block by time has at least `ROUNDS_IN_BLOCK` of them. And what does not train has nothing to settle.
 """
 
 from __future__ import annotations
@@ -30,6 +38,7 @@ from benchmarks._feeds import Feed
 from benchmarks._models import Step
 
 __all__ = [
+    "ROUNDS_IN_BLOCK",
     "Block",
     "Memory",
     "Span",
@@ -44,6 +53,9 @@ __all__ = [
 
 QUEUES_IN_BLOCK = 3
 """Steps in a block, in times of what the workers can have in hand."""
+
+ROUNDS_IN_BLOCK = 3
+"""Batches of each worker in a block that ends by time, at least."""
 
 
 @dataclass(frozen=True)
@@ -66,13 +78,19 @@ class Span:
     Attributes:
         steps: After so many; None is no limit.
         seconds: After the step in which so many are over; None is no limit.
+        every: But only after a multiple of so many steps: NOTE [Rounds of workers].
+        least: And not before so many steps.
     """
 
     steps: int | None
     seconds: float | None = None
+    every: int = 1
+    least: int = 0
 
     def over(self, steps: int, since: float) -> bool:
         """Whether it is, after `steps` steps that began at `since`."""
+        if steps % self.every or steps < self.least:
+            return False
         if self.steps is not None and steps >= self.steps:
             return True
         return self.seconds is not None and time.perf_counter() - since >= self.seconds
@@ -172,34 +190,38 @@ class Memory:
         return torch.cuda.max_memory_allocated(self._device) if self._device else None
 
 
-def drain(feed: Feed, patience: float | None = None, least: int = 0) -> int:
+def drain(feed: Feed, patience: float | None = None, workers: int = 1) -> int:
     """Pulls and drops what is prefetched.
 
     Args:
         feed: Whose.
         patience: A pull that takes longer, in seconds, is the last: nothing is in hand any more.
             None is to pull all that can be in hand.
-        least: So many are pulled anyhow; each worker's first is waited for.
+        workers: So many are pulled anyhow, as each worker's first is waited for, and then a
+            multiple of them: NOTE [Rounds of workers].
 
     Returns:
         How many were pulled.
     """
-    for number in range(feed.in_hand):
+    most = -(-feed.in_hand // workers) * workers
+    slow = False
+    for number in range(1, most + 1):
         asked = time.perf_counter()
         next(feed.batches)
-        slow = patience is not None and time.perf_counter() - asked > patience
-        if slow and number + 1 >= least:
-            return number + 1
-    return feed.in_hand
+        late = patience is not None and time.perf_counter() - asked > patience
+        slow = slow or (late and number >= workers)
+        if slow and number % workers == 0:
+            return number
+    return most
 
 
 def settle(feed: Feed, step: Step, span: Span) -> None:
-    """Takes steps that nobody times."""
+    """Takes steps that nobody times; none where nothing trains, which they would give for free."""
+    if not feed.trains:
+        return
     steps, begin = 0, time.perf_counter()
     while not span.over(steps, begin):
-        batch = next(feed.batches)
-        if feed.trains:
-            step(*batch)
+        step(*next(feed.batches))
         steps += 1
 
 

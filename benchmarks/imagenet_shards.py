@@ -140,6 +140,7 @@ def prepare(options: Options) -> Bench:
 
 def measured(bench: Bench, options: Options) -> Run:
     """One run with these options, which differ from the bench's in workers and blocks."""
+    _leave_cpus(options)
     reasons = {name: absent(name, bench.device) for name in options.loaders}
     missing = {name: reason for name, reason in reasons.items() if reason is not None}
     loaders = tuple(name for name in options.loaders if name not in missing)
@@ -154,9 +155,14 @@ def _device(options: Options) -> torch.device:
     torch.backends.cudnn.benchmark = True
     if options.overlaps:
         torch.accelerator.set_device_index(device.index or 0)
-    else:  # workers need CPUs too
-        torch.set_num_threads(max(machine().cpus - options.workers, 1))
+    _leave_cpus(options)
     return device
+
+
+def _leave_cpus(options: Options) -> None:
+    """Workers need CPUs too: where the step runs on the CPU, it leaves one for each."""
+    if not options.overlaps:
+        torch.set_num_threads(max(machine().cpus - options.workers, 1))
 
 
 def _nothing() -> None:
@@ -254,7 +260,7 @@ def _open(bench: Bench, name: str, setup: Setup, stack: contextlib.ExitStack) ->
         stack.callback(feed.close)
         if freezes:
             _timing.drain(feed, bench.step_seconds, bench.options.workers)
-        _timing.settle(feed, bench.step, bench.pace.settle)
+        _timing.settle(feed, bench.step, _settling(bench))
     if not freezes:
         return Opened(feed, None)
     workers = _freeze.Workers(pids)
@@ -289,14 +295,29 @@ def _setup(bench: Bench) -> Setup:
     )
 
 
+def _settling(bench: Bench) -> Span:
+    return dataclasses.replace(bench.pace.settle, every=_round(bench.options))
+
+
+def _span(options: Options) -> Span:
+    """A block's: of shards in whole rounds of the workers, and some of them if it ends by time."""
+    every = _round(options)
+    least = _timing.ROUNDS_IN_BLOCK * every if options.steps is None else 0
+    return Span(options.steps, options.block_seconds, every, least)
+
+
+def _round(options: Options) -> int:
+    return options.workers if options.source == "shards" else 1
+
+
 def _block(bench: Bench, turn: _timing.Turn, opened: Opened, memory: Memory) -> Block:
-    span = Span(bench.options.steps, bench.options.block_seconds)
     feed, workers = opened.feed, opened.workers
     if workers:
         workers.go_on()
     else:
         _timing.drain(feed)
-    _timing.settle(feed, bench.step, bench.pace.settle)
+    _timing.settle(feed, bench.step, _settling(bench))
+    span = _span(bench.options)
     block = _timing.measure(turn, feed, bench.step, span, bench.synchronize, memory)
     if workers:
         workers.stop()

@@ -5,7 +5,8 @@
 
 The shards are WebDataset tars with a `.jpg` and a `.cls` per sample; `scripts/make_shards.py` makes
 some. Workers decode, crop and flip. `StreamLoader` copies the bytes and normalises them on the GPU
-ahead of the step. With `--steps 3 --epochs 1` it is over before it has begun: for a trial.
+ahead of the step. With `--steps 3 --epochs 1` it is over before it has begun: for a trial. After
+each epoch there is a checkpoint, from which `--resume checkpoint.pt` goes on.
 """
 
 import argparse
@@ -117,6 +118,9 @@ def accuracy(model: nn.Module, batches: Iterable[Any], device: torch.device) -> 
     is the one within DistributedDataParallel, whose own forward pass would.
     """
     model.eval()
+    if dist.is_initialized():
+        for buffer in model.buffers():  # the last batch's share of batch norms' means differs
+            dist.broadcast(buffer, 0)
     right_and_all = torch.zeros(2, dtype=torch.int64, device=device)
     for images, labels in batches:
         right_and_all[0] += (forward(model, images).argmax(1) == labels).sum()
@@ -125,6 +129,14 @@ def accuracy(model: nn.Module, batches: Iterable[Any], device: torch.device) -> 
         dist.all_reduce(right_and_all)
     right, count = right_and_all.tolist()
     return float(right / count)
+
+
+def resume(path: Path, device: torch.device, **parts: Any) -> int:
+    """Sets `parts` to what they were in a checkpoint; returns the number of the next epoch."""
+    state = torch.load(path, map_location=device)
+    for name, part in parts.items():
+        part.load_state_dict(state[name])
+    return int(state["epoch"]) + 1
 
 
 def save(path: Path, **state: Any) -> None:
@@ -148,8 +160,10 @@ def run(args: argparse.Namespace) -> None:
     optimizer = SGD(model.parameters(), peak, momentum=0.9, nesterov=True, weight_decay=args.decay)
     shares = warmup_then_cosine(args.warmup_epochs * steps, args.epochs * steps)
     schedule = LambdaLR(optimizer, shares)
+    parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
+    first = resume(args.resume, device, **parts) if args.resume else 0
 
-    for epoch in range(args.epochs):
+    for epoch in range(first, args.epochs):
         begin = time.perf_counter()
         train.set_epoch(epoch)
         loss = train_epoch(
@@ -161,7 +175,8 @@ def run(args: argparse.Namespace) -> None:
             speed = steps * args.batch_size * world / seconds
             print(f"epoch {epoch}: loss {loss:.3f}, accuracy {right:.2%}, {speed:.0f} images/s")
             print(train.stats)  # what was waited for: the source, or the device
-            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            print(f"skipped: {train.skipped} in training, {val.skipped} in validation (this rank)")
+            state = {name: part.state_dict() for name, part in parts.items()}
             save(args.checkpoint, epoch=epoch, **state)
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -188,6 +203,7 @@ def main() -> None:
     add("--label-smoothing", type=float, default=0.1)
     add("--seed", type=int, default=0)
     add("--checkpoint", type=Path, default=Path("checkpoint.pt"), help="default: %(default)s")
+    add("--resume", type=Path, metavar="FILE", help="a checkpoint to go on from")
     run(parser.parse_args())
 
 

@@ -18,7 +18,7 @@ import random
 from typing import NamedTuple, cast
 
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from torch.nn.functional import interpolate
 from torchcodec.decoders import decode_jpeg
@@ -35,6 +35,8 @@ __all__ = [
 ]
 
 _START, _SCAN, _EXIF = 0xD8, 0xDA, 0xE1  # JPEG markers: of image, of its entropy-coded data, APP1
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # those with the image's size
+_SLIMMEST = 16  # times its shorter side is what `evaluation` looks at of an image's longer one
 
 
 def decode(data: bytes) -> Tensor:
@@ -42,7 +44,8 @@ def decode(data: bytes) -> Tensor:
 
     That is what torchvision's `ImageFolder` gives, and what the ImageNet models were trained on.
     Alpha is dropped, grey is repeated, palettes are looked up, CMYK is converted as Pillow does, 16
-    bits are cut to the upper 8, and of an animation the first frame is taken.
+    bits are cut to the upper 8, and of an animation the first frame is taken. Pillow's limit,
+    `PIL.Image.MAX_IMAGE_PIXELS`, is one for torchcodec too: a few bytes can claim gigabytes.
 
     Args:
         data: A JPEG, or anything that Pillow reads.
@@ -51,7 +54,8 @@ def decode(data: bytes) -> Tensor:
         uint8, (3, height, width), not contiguous: its memory holds pixel after pixel.
 
     Raises:
-        ValueError: It is not an image, is broken or truncated, or its pixels have no known range.
+        ValueError: It is not an image, is broken, truncated or too large, or its pixels have no
+            known range.
     """
     if data[:2] == bytes((0xFF, _START)):
         source = torch.frombuffer(without_exif(data), dtype=torch.uint8)
@@ -63,9 +67,16 @@ def decode(data: bytes) -> Tensor:
         with Image.open(io.BytesIO(data)) as image:
             pixels = _rgb(image)
     except Exception as error:  # its plugins raise half a dozen types, SyntaxError among them
-        raise ValueError(f"no image can be decoded from its {len(data)} bytes: {error}") from error
+        # Pillow names the object and its address, which would make each warning another one.
+        unknown = isinstance(error, UnidentifiedImageError)
+        reason = "cannot identify image file" if unknown else error
+        raise ValueError(_undecodable(data, reason)) from error
     flat = torch.frombuffer(bytearray(pixels.tobytes()), dtype=torch.uint8)
     return flat.view(pixels.height, pixels.width, 3).permute(2, 0, 1)
+
+
+def _undecodable(data: bytes, reason: object) -> str:
+    return f"no image can be decoded from its {len(data)} bytes: {reason}"
 
 
 def without_exif(jpeg: bytes) -> bytearray:
@@ -73,10 +84,15 @@ def without_exif(jpeg: bytes) -> bytearray:
 
     Their content is not looked at, so a broken one does no harm. The copy is one that torch can
     share: `frombuffer` warns of memory that cannot be written, as that of `bytes`.
+
+    Raises:
+        ValueError: It has, or says so, more pixels than `PIL.Image.MAX_IMAGE_PIXELS`.
     """
     data, at = bytearray(jpeg), 2
     while at + 4 <= len(data) and data[at] == 0xFF and data[at + 1] != _SCAN:
         marker, end = data[at + 1], at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+        if marker in _FRAMES:
+            _check_pixels(jpeg, bytes(data[at + 5 : at + 9]))
         if marker == _EXIF:
             del data[at:end]
         else:
@@ -84,10 +100,19 @@ def without_exif(jpeg: bytes) -> bytearray:
     return data
 
 
+def _check_pixels(jpeg: bytes, sides: bytes) -> None:
+    height, width = int.from_bytes(sides[:2], "big"), int.from_bytes(sides[2:], "big")
+    most = Image.MAX_IMAGE_PIXELS
+    if most is not None and height * width > most:
+        reason = f"{width} x {height} pixels are more than PIL.Image.MAX_IMAGE_PIXELS, {most}"
+        raise ValueError(_undecodable(jpeg, reason))
+
+
 def _rgb(image: Image.Image) -> Image.Image:
-    if image.mode == "I;16":
+    if image.mode in {"I;16", "I;16B"}:
         # `convert` would clip at 255. The upper byte is what Pillow takes of 16-bit colour.
-        return Image.frombytes("L", image.size, image.tobytes()[1::2]).convert("RGB")
+        upper = image.tobytes()[image.mode == "I;16" :: 2]
+        return Image.frombytes("L", image.size, upper).convert("RGB")
     if image.mode.startswith(("I", "F")):
         raise ValueError(f"pixels of mode {image.mode} have no known range")
     if "transparency" in image.info:
@@ -133,7 +158,8 @@ def random_box(height: int, width: int, rng: random.Random) -> Box:
             return Box(rng.randint(0, height - h), rng.randint(0, width - w), h, w)
     low, high = _RATIO
     w, h = min(width, round(height * high)), min(height, round(width / low))
-    return centre(height, width, max(h, 1), max(w, 1))
+    w, h = max(w, 1), max(h, 1)
+    return Box((height - h) // 2, (width - w) // 2, h, w)
 
 
 def short_side(height: int, width: int, short: int) -> tuple[int, int]:
@@ -162,9 +188,22 @@ def training(image: Tensor, size: int, rng: random.Random) -> Tensor:
 
 
 def evaluation(image: Tensor, size: int) -> Tensor:
-    """The middle of `image`, its shorter side resized to 256/224 of `size`: (3, size, size)."""
+    """The middle of `image`, its shorter side resized to 256/224 of `size`: (3, size, size).
+
+    The ends of an image that is longer than 16 times its shorter side are cut off before: the
+    resize would make gigabytes of a line of pixels.
+    """
+    image = _stout(*image.shape[1:]).cut(image)
     shape = short_side(image.shape[1], image.shape[2], round(size * 256 / 224))
     return centre(*shape, size, size).cut(_resize(image, shape)).contiguous()
+
+
+def _stout(height: int, width: int) -> Box:
+    """The middle of an image, with an even number of pixels cut off its longer side."""
+    longest = _SLIMMEST * min(height, width)
+    h = height if height <= longest else longest + (height - longest) % 2
+    w = width if width <= longest else longest + (width - longest) % 2
+    return centre(height, width, h, w)
 
 
 def _resize(image: Tensor, size: tuple[int, int]) -> Tensor:

@@ -1,15 +1,16 @@
 """Which shards there are, which worker of which rank reads which, and how many batches they make.
 
-    Shard, find               folder, index, glob, braces or list: the shards
-    Seat, order, deal, quota  who reads what, and how much of it
-    place                     this process's rank
-    Reading                   what is read and how; how many batches that makes
+    Shard, find              folder, index, glob, braces or list: the shards
+    Seat, order, deal, split who reads what, and how much of it
+    place                    this process's rank
+    Reading                  what is read and how; how many batches that makes
 
 All but `find` and `place` is pure.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -21,12 +22,16 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias, TypeVar
 
 import torch
+import webdataset
 from webdataset.shardlists import expand_urls
 
-__all__ = ["Reading", "Seat", "Shard", "Urls", "deal", "find", "key", "order", "place", "quota"]
+__all__ = ["Reading", "Seat", "Shard", "Urls", "deal", "find", "key", "order", "place", "split"]
 
 Urls: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
 T = TypeVar("T")
+
+SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
+"""Which of a folder's files are shards, if it has no index; in upper case too."""
 
 # -- which shards -------------------------------------------------------------------------------
 
@@ -51,17 +56,27 @@ def find(urls: Urls) -> list[Shard]:
     """
     if not isinstance(urls, (str, os.PathLike)):
         return [shard for url in urls for shard in find(url)]
-    path = Path(urls)
-    if path.is_dir():
-        index = path / "index.json"
-        return _indexed(index) if index.exists() else _sorted(path.glob("*.tar"))
-    if path.suffix == ".json":
-        return _indexed(path)
-    return [shard for url in expand_urls(os.fspath(urls)) for shard in _globbed(url)]
+    text = os.fspath(urls)
+    if not text:
+        return []  # rather than the current folder
+    if os.path.isdir(text):  # noqa: PTH112  # Path.is_dir raises for a long list of addresses
+        index = Path(text, "index.json")
+        return _indexed(str(index)) if index.exists() else _in_folder(Path(text))
+    if text.endswith(".json"):
+        return _indexed(text)
+    return [shard for url in expand_urls(text) for shard in _globbed(url)]
+
+
+def _in_folder(folder: Path) -> list[Shard]:
+    return _sorted(path for path in folder.iterdir() if path.name.lower().endswith(SUFFIXES))
+
+
+def _is_address(url: str) -> bool:
+    return re.match(r"\w+:", url) is not None
 
 
 def _globbed(url: str) -> list[Shard]:
-    if re.match(r"\w+:", url) or not re.search(r"[*?[]", url):  # an address may have a `?`
+    if _is_address(url) or not re.search(r"[*?[]", url):  # an address may have a `?`
         return [Shard(url)]
     path = Path(url)
     return _sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
@@ -71,15 +86,35 @@ def _sorted(paths: Iterable[str | Path]) -> list[Shard]:
     return [Shard(path) for path in sorted(map(str, paths))]
 
 
-def _indexed(path: Path) -> list[Shard]:
+def _indexed(url: str) -> list[Shard]:
     try:
-        listing = json.loads(path.read_text())["shards"]
-        return [Shard(str(path.parent / entry["name"]), int(entry["samples"])) for entry in listing]
-    except (KeyError, TypeError, ValueError) as error:
+        index = json.loads(_content(url))
+        listing, name, count = index.get("shardlist"), "url", "nsamples"  # webdataset's own
+        if listing is None:
+            listing, name, count = index["shards"], "name", "samples"
+        return [Shard(_beside(url, entry[name]), int(entry[count])) for entry in listing]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{path} must be an index as scripts/make_shards.py writes it, with the name and the "
-            f"samples of each of its shards: {error!r}"
+            f"{url} must be an index as scripts/make_shards.py or webdataset writes it, with the "
+            f"name and the samples of each of its shards: {error!r}"
         ) from error
+
+
+def _content(url: str) -> bytes:
+    if not _is_address(url):
+        return Path(url).read_bytes()
+    with contextlib.closing(webdataset.gopen(url)) as file:
+        content: bytes = file.read()
+    return content
+
+
+def _beside(index: str, name: str) -> str:
+    """The shard that an index calls `name`: relative to the index, if it is."""
+    if _is_address(name):
+        return name
+    if _is_address(index):
+        return index[: index.rindex("/") + 1] + name
+    return str(Path(index).parent / name)
 
 
 # -- who reads what -----------------------------------------------------------------------------
@@ -107,9 +142,24 @@ def deal(shards: Sequence[T], seat: Seat) -> list[T]:
     return list(shards[seat.rank :: seat.world][seat.worker :: seat.workers])
 
 
-def quota(batches: int, seat: Seat) -> int:
-    """How many of a rank's `batches` one worker makes; the first workers make the odd ones."""
-    return batches // seat.workers + (seat.worker < batches % seat.workers)
+def split(batches: int, samples: Sequence[int]) -> list[int]:
+    """How many of `batches` are made by workers with so many `samples`: in proportion to them.
+
+    What is left over by rounding down goes to those that it took most from, the first first.
+    """
+    samples = samples if any(samples) else [1] * len(samples)
+    total = sum(samples)
+    shares = [batches * count // total for count in samples]
+    lost = sorted(range(len(samples)), key=lambda i: -(batches * samples[i] % total))
+    for i in lost[: batches - sum(shares)]:
+        shares[i] += 1
+    return shares
+
+
+def _samples(weights: Sequence[int], seat: Seat) -> list[int]:
+    """How many each worker of a rank has, of shards with so many."""
+    own = weights[seat.rank :: seat.world]
+    return [sum(own[worker :: seat.workers]) for worker in range(seat.workers)]
 
 
 def place() -> tuple[int, int]:
@@ -120,6 +170,12 @@ def place() -> tuple[int, int]:
     """
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    if ("RANK" in os.environ) != ("WORLD_SIZE" in os.environ):
+        found, lacks = sorted(("RANK", "WORLD_SIZE"), key=lambda name: name not in os.environ)
+        raise ValueError(
+            f"RANK and WORLD_SIZE must both be set, or neither, got {found}={os.environ[found]} "
+            f"and no {lacks}"
+        )
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if not 0 <= rank < world:
         raise ValueError(f"RANK must be from 0 to WORLD_SIZE - 1, got {rank} of {world}")
@@ -150,6 +206,12 @@ class Reading:
     strict: bool
 
     def __post_init__(self) -> None:
+        if isinstance(self.shuffle, bool):
+            raise ValueError(
+                f"shuffle must be a number of samples to draw the next from, got {self.shuffle}: "
+                f"give 1000 or leave it out to shuffle, 0 to keep the order; what does not train "
+                f"is not shuffled"
+            )
         for name, least in (("batch_size", 1), ("size", 1), ("shuffle", 0), ("length", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
@@ -171,10 +233,55 @@ class Reading:
             )
         return self._train_batches(seat.world) if self.train else self._test_batches(seat)
 
-    def _train_batches(self, world: int) -> int | None:
+    def hand(self, seat: Seat) -> list[Shard]:
+        """The shards that the worker of `seat` reads, in this order."""
+        return deal(self._ordered(seat.epoch), seat)
+
+    def _ordered(self, epoch: int) -> Sequence[Shard]:
+        if not self.train:
+            return self.shards
+        return [self.shards[i] for i in order(len(self.shards), self.seed, epoch)]
+
+    def quota(self, seat: Seat) -> int | None:
+        """How many batches a worker makes in an epoch of training; None is what it can."""
+        batches = self.batches(seat)
+        if batches is None:
+            return None
+        return split(batches, _samples(self._weighed(seat.epoch), seat))[seat.worker]
+
+    def repeated(self, seat: Seat) -> float:
+        """The share of an epoch's samples that come once more, in place of others.
+
+        That is what all workers of all ranks read beyond their samples' part of the epoch. Of
+        `seat`, its epoch, world and workers count.
+        """
+        batches = self.batches(seat)
+        if batches is None:
+            return 0.0
+        weights = self._weighed(seat.epoch)
+        hands = [_samples(weights, seat._replace(rank=rank)) for rank in range(seat.world)]
+        part = (self._known(self.length) or 0) / max(sum(weights), 1)
+        beyond = sum(
+            max(share * self.batch_size - count * part, 0.0)
+            for hand in hands
+            for share, count in zip(split(batches, hand), hand, strict=True)
+        )
+        return beyond / (batches * self.batch_size * seat.world)
+
+    def _weighed(self, epoch: int) -> list[int]:
+        """The samples of each shard, in an epoch's order; all have 1 if some are not known."""
+        known = bool(self._known(None))
+        return [(shard.samples or 0) if known else 1 for shard in self._ordered(epoch)]
+
+    def _known(self, length: int | None) -> int | None:
+        """`length`, or else what the index says, or else None."""
+        if length is not None:
+            return length
         counts = [shard.samples for shard in self.shards if shard.samples is not None]
-        known = sum(counts) if len(counts) == len(self.shards) else None
-        length = known if self.length is None else self.length
+        return sum(counts) if len(counts) == len(self.shards) else None
+
+    def _train_batches(self, world: int) -> int | None:
+        length = self._known(self.length)
         if length is None and world > 1:
             raise ValueError(
                 f"length must be given, or the shards' index.json, to train on {world} ranks: all "

@@ -25,7 +25,7 @@ try:
     import webdataset
 
     from streamloader import images
-    from streamloader.sharding import Reading, Seat, Urls, deal, find, key, order, place, quota
+    from streamloader.sharding import Reading, Seat, Urls, find, key, place
     from streamloader.tars import ShardError, fields, read
 except ImportError as error:
     raise ImportError(
@@ -35,20 +35,23 @@ except ImportError as error:
 __all__ = ["ShardError", "ShardLoader", "loader"]
 
 
+_REPEATED = 0.01
+"""From this share of an epoch on, samples that come once more are worth a warning."""
+
+
 class _Samples(IterableDataset[tuple[Tensor, int]]):
     """What one worker reads: images, uint8 (3, size, size), and their labels.
 
     Attributes:
         ticket: Epoch, rank and world of the pass that starts next, in shared memory, for persistent
             workers were born in an earlier one.
-        skipped: How many samples each worker has skipped, in shared memory.
+        skipped: How many samples each worker has skipped, in shared memory; again in each lap.
     """
 
     def __init__(self, reading: Reading, workers: int) -> None:
         self.reading = reading
         self.skipped = torch.zeros(workers, dtype=torch.int64).share_memory_()
         self.ticket = torch.zeros(3, dtype=torch.int64).share_memory_()
-        self._warned = False
 
     @override
     def __iter__(self) -> Iterator[tuple[Tensor, int]]:
@@ -57,12 +60,30 @@ class _Samples(IterableDataset[tuple[Tensor, int]]):
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
         epoch, rank, world = self.ticket.tolist()
         seat = Seat(epoch, rank, world, worker, workers)
-        batches = self.reading.batches(seat) if self.reading.train else None
+        batches = self.reading.quota(seat) if self.reading.train else None
         lap = functools.partial(self._lap, seat, itertools.count())
         if batches is None:
-            return lap(0)
+            return self._once(seat, lap(0))
         laps = itertools.chain.from_iterable(map(lap, itertools.count()))
-        return itertools.islice(laps, quota(batches, seat) * self.reading.batch_size)
+        return itertools.islice(laps, batches * self.reading.batch_size)
+
+    def _once(
+        self, seat: Seat, samples: Iterator[tuple[Tensor, int]]
+    ) -> Iterator[tuple[Tensor, int]]:
+        """The samples of a pass of unknown length.
+
+        Raises:
+            ShardError: They are to be trained on, but fill no batch.
+        """
+        count = 0
+        for sample in samples:
+            count += 1
+            yield sample
+        if self.reading.train and count < self.reading.batch_size:
+            raise ShardError(
+                f"a worker fills no batch of {self.reading.batch_size} with the {count} samples of "
+                f"{', '.join(self._urls(seat))}: give length, or use fewer workers"
+            )
 
     def _lap(self, seat: Seat, numbers: Iterator[int], lap: int) -> Iterator[tuple[Tensor, int]]:
         """All usable samples of the worker's shards, once.
@@ -70,7 +91,7 @@ class _Samples(IterableDataset[tuple[Tensor, int]]):
         Raises:
             ShardError: A shard cannot be read, or not one sample can be used.
         """
-        used = 0
+        used = bad = 0
         for sample in self._raw(seat, lap):
             number = next(numbers)
             try:
@@ -78,17 +99,15 @@ class _Samples(IterableDataset[tuple[Tensor, int]]):
                 image = images.decode(data)
             except ValueError as error:
                 self._skip(sample, error, seat.worker)
+                bad += 1
                 continue
             used += 1
             yield self._cut(image, seat, number), label
-        if self.reading.train and not used:
+        if not used and (bad or self.reading.train):
             raise ShardError(f"not one sample can be used of {', '.join(self._urls(seat))}")
 
     def _urls(self, seat: Seat) -> list[str]:
-        shards = self.reading.shards
-        if self.reading.train:
-            shards = tuple(shards[i] for i in order(len(shards), self.reading.seed, seat.epoch))
-        return [shard.url for shard in deal(shards, seat)]
+        return [shard.url for shard in self.reading.hand(seat)]
 
     def _raw(self, seat: Seat, lap: int) -> Iterator[dict[str, Any]]:
         samples = itertools.chain.from_iterable(map(read, self._urls(seat)))
@@ -108,9 +127,9 @@ class _Samples(IterableDataset[tuple[Tensor, int]]):
         message = f"shard {sample['__url__']}, sample {sample['__key__']}: {error}"
         if self.reading.strict:
             raise ShardError(message) from error
+        first = not self.skipped.any()  # of all workers and passes
         self.skipped[worker] += 1
-        if not self._warned:
-            self._warned = True
+        if first:
             warnings.warn(
                 f"{message}; it is skipped, and others are without a warning: see `skipped`",
                 stacklevel=2,
@@ -123,7 +142,7 @@ class ShardLoader(DataLoader[tuple[Tensor, int]]):
     def __init__(self, reading: Reading, num_workers: int, **options: Any) -> None:
         self._samples = _Samples(reading, max(num_workers, 1))
         self._epoch = 0
-        self._batches()  # whatever is wrong is said at once
+        self._check()
         super().__init__(
             self._samples,
             batch_size=reading.batch_size,
@@ -132,9 +151,27 @@ class ShardLoader(DataLoader[tuple[Tensor, int]]):
             **options,
         )
 
+    def _check(self) -> None:
+        """Whatever is wrong is said at once, and by the first rank what is worth a warning."""
+        self._batches()
+        seat = self._seat()
+        if not self._samples.reading.train or seat.rank:
+            return
+        share = self._samples.reading.repeated(seat)
+        if share >= _REPEATED:
+            warnings.warn(
+                f"{share:.1%} of the samples of an epoch come once more, in place of others: "
+                f"{len(self._samples.reading.shards)} shards cannot be shared evenly among "
+                f"{seat.workers} worker(s) on each of {seat.world} rank(s); use fewer workers, or "
+                f"more and smaller shards",
+                stacklevel=4,
+            )
+
+    def _seat(self) -> Seat:
+        return Seat(self._epoch, *place(), 0, len(self._samples.skipped))
+
     def _batches(self) -> int | None:
-        seat = Seat(self._epoch, *place(), 0, len(self._samples.skipped))
-        return self._samples.reading.batches(seat)
+        return self._samples.reading.batches(self._seat())
 
     @override
     def __iter__(self) -> Any:
@@ -151,7 +188,10 @@ class ShardLoader(DataLoader[tuple[Tensor, int]]):
 
     @property
     def skipped(self) -> int:
-        """How many samples could not be used so far: by all workers of this rank, in all passes."""
+        """How many reads gave no usable sample: by all workers of this rank, in all passes.
+
+        A bad sample counts each time that it is read, so once an epoch or more.
+        """
         return int(self._samples.skipped.sum())
 
     @override
@@ -183,14 +223,18 @@ def loader(  # noqa: PLR0913  # all but the first by name
     Each shard is read by one worker of one rank. To train, shards are shuffled anew each epoch and
     dealt to the ranks and their workers, samples are shuffled as they are read, and each image is
     random-resized-cropped and flipped: by `seed`, the epoch and the numbers of ranks and workers
-    alone. An epoch that `set_epoch` does not name is the one after the last.
+    alone. An epoch that `set_epoch` does not name is the one after the last that this rank began.
+    *Several ranks must all call `set_epoch` before each epoch*: one that began a pass more than the
+    others, be it to look at a batch, would read some of their shards from then on.
 
     *An epoch of training* has `length // (batch_size * ranks)` full batches on every rank, so that
-    ranks end together, shared evenly among its workers. A worker whose shards hold fewer samples
-    than its share, or some that are skipped, starts them again; the rest of one that has more is
-    left out. Shards of equal size, in a multiple of the workers of all ranks, give every sample
-    once, but for those that fill no batch. With no length known, each worker reads its shards once
-    and drops what fills no batch; more than one rank is an error then.
+    ranks end together, shared among its workers by the samples that the index says their shards
+    have, or else by the number of their shards. A worker whose shards hold fewer samples than its
+    share, or some that are skipped, starts them again; the rest of one that has more is left out.
+    Shards of equal size, in a multiple of the workers of all ranks, give every sample once, but for
+    those that fill no batch; from 1 % of repeated samples on there is a warning. With no length
+    known, each worker reads its shards once and drops what fills no batch (having none is an
+    error); more than one rank is an error then.
 
     *Otherwise* every sample comes once, each worker's in the order of the shards, with its middle
     cut out after a resize of the shorter side to 256/224 of `size`. Each worker's last batch may be
@@ -198,21 +242,24 @@ def loader(  # noqa: PLR0913  # all but the first by name
     the loop rather than in it.
 
     A sample that has no image or no label, or whose image cannot be decoded, is skipped: the first
-    in each worker process with a warning, all counted in `skipped`. (`len()` does not know of
-    them.) A shard that cannot be read is always an error.
+    of all workers and passes with a warning, all counted in `skipped`. (`len()` does not know of
+    them.) A shard that cannot be read is always an error, as is a worker that can use none of the
+    samples it read.
 
-        train = shards.loader("train-{000000..000146}.tar", batch_size=256, length=1_281_167, ...)
+        train = shards.loader("train-{000000..001023}.tar", batch_size=256, length=1_281_167, ...)
         for images, labels in StreamLoader(train): ...
 
     Args:
-        urls: A folder (its `index.json`, or else all its `.tar`), an `index.json`, a glob, a brace
+        urls: A folder (its `index.json`, or else all its `.tar`, `.tar.gz`, `.tgz`, `.tar.bz2` and
+            `.tar.xz`), an `index.json` (of `make_shards.py` or webdataset), a glob, a brace
             pattern, an address that webdataset opens, or a list of those.
         batch_size: Samples in a batch.
         size: Both sides of an image, in pixels.
         train: Whether to shuffle, crop at random and flip.
         num_workers: Worker processes; 0 reads in the caller's thread.
         seed: What all randomness depends on.
-        shuffle: How many samples, encoded, a worker holds to draw the next from; 0 keeps order.
+        shuffle: How many samples, encoded, a worker holds to draw the next from; 0 keeps order. Not
+            a `DataLoader`'s `shuffle=True`, which would be a number too, 1, and is an error.
         length: Samples in an epoch of training, over all ranks; None is what the index says.
             Without `train` it is of use to `len()` alone, where there is no index.
         strict: Whether a sample that would be skipped is an error instead.

@@ -6,8 +6,11 @@ A sample's files share the part of their names before the first dot behind the l
 
 from __future__ import annotations
 
+import bz2
 import contextlib
-from collections.abc import Iterator
+import gzip
+import lzma
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import webdataset
@@ -21,11 +24,38 @@ class ShardError(RuntimeError):
     """A shard that cannot be read, or a sample that cannot be used; the message names it."""
 
 
+_OPENERS: dict[bytes, Callable[[Any], Any]] = {
+    b"\x1f\x8b": gzip.open,
+    b"BZh": bz2.open,
+    b"\xfd7zXZ": lzma.open,
+}
+"""What unpacks a compressed shard, by its first bytes.
+
+Python's tarfile could, too, but takes the end of truncated data for that of the tar."""
+
+
+class _Pushed:
+    """A stream, some of whose bytes were read and are given back."""
+
+    def __init__(self, head: bytes, stream: Any) -> None:
+        self._head = head
+        self._stream = stream
+
+    def read(self, size: int = -1) -> bytes:
+        if size < 0:
+            size, rest = len(self._head), -1
+        else:
+            rest = max(size - len(self._head), 0)
+        head, self._head = self._head[:size], self._head[size:]
+        tail: bytes = self._stream.read(rest)
+        return head + tail
+
+
 class _Watched:
-    """A shard's bytes as they are read, to tell whether they end as a tar does.
+    """A shard's bytes, unpacked, as they are read, to tell whether they end as a tar does.
 
     Python's tarfile takes a cut between two files, or a broken header, for the end. A tar that is
-    complete ends in blocks of zeros; of a compressed one this cannot be seen, nor is it asked.
+    complete ends in blocks of zeros.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -65,7 +95,7 @@ def read(url: str) -> Iterator[dict[str, Any]]:
 
 def _to_its_end(url: str) -> Iterator[dict[str, Any]]:
     with contextlib.closing(webdataset.gopen(url)) as raw:
-        stream = _Watched(raw)
+        stream = _Watched(_unpacked(raw))
         samples = group_by_keys(tar_file_expander([{"url": url, "stream": stream}]))
         # One is held back: the last may lack a file for no other reason than that the shard is cut.
         held: Any = next(samples, None)
@@ -74,8 +104,17 @@ def _to_its_end(url: str) -> Iterator[dict[str, Any]]:
             held = sample
         if not stream.whole:
             raise EOFError(f"no end of archive @ {stream}: truncated, or a broken header")
+        while stream.read(1 << 16):  # to the checksum of a compressed one
+            pass
         if held is not None:
             yield held
+
+
+def _unpacked(raw: Any) -> Any:
+    head = raw.read(max(map(len, _OPENERS)))
+    stream = _Pushed(head, raw)
+    opened = (unpack(stream) for magic, unpack in _OPENERS.items() if head.startswith(magic))
+    return next(opened, stream)
 
 
 def fields(sample: dict[str, Any]) -> tuple[bytes, int]:

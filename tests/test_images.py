@@ -130,6 +130,36 @@ def test_j06_sixteen_bits_keep_their_scale() -> None:
     assert (images.decode(data).float() - expected).abs().max() <= 1
 
 
+def test_j06_big_endian_sixteen_bits_too() -> None:
+    values = [number * 65535 // (WIDTH * HEIGHT - 1) for number in range(WIDTH * HEIGHT)]
+    raw = b"".join(value.to_bytes(2, "big") for value in values)
+    data = encoded(Image.frombytes("I;16B", (WIDTH, HEIGHT), raw), "TIFF")
+    with Image.open(io.BytesIO(data)) as image:
+        assert image.mode == "I;16B"
+    expected = torch.tensor(values).div(257).view(1, HEIGHT, WIDTH).expand(3, -1, -1)
+    assert (images.decode(data).float() - expected).abs().max() <= 1
+
+
+def test_a_jpeg_with_more_pixels_than_pillow_takes_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = bytearray(encoded(gradient()))
+    sides = data.index(b"\xff\xc0") + 5
+    data[sides : sides + 4] = (20_000).to_bytes(2, "big") * 2
+    message = r"^no image can be decoded from its \d+ bytes: 20000 x 20000 pixels are more than PIL"
+    with pytest.raises(ValueError, match=message):
+        images.decode(bytes(data))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", WIDTH * HEIGHT)
+    assert images.decode(encoded(gradient())).shape == (3, HEIGHT, WIDTH)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    images.without_exif(bytes(data))
+
+
+def test_what_is_no_image_has_one_message_and_not_an_address_in_it() -> None:
+    with pytest.raises(ValueError, match=r"^no image .* its 6 bytes: cannot identify image file$"):
+        images.decode(b"<html>")
+
+
 def test_j06_pixels_without_a_known_range_are_an_error() -> None:
     data = encoded(Image.new("F", (8, 8)), "TIFF")
     with pytest.raises(ValueError, match=r"^no image can be decoded from its .* mode F have no"):
@@ -201,8 +231,8 @@ def test_random_boxes_are_distributed_as_torchvisions() -> None:
 @pytest.mark.parametrize(
     ("shape", "box"),
     [
-        ((10, 1000), images.Box(0, 494, 10, 13)),
-        ((1000, 10), images.Box(494, 0, 13, 10)),
+        ((10, 1000), images.Box(0, 493, 10, 13)),
+        ((1000, 10), images.Box(493, 0, 13, 10)),
         ((1, 1), images.Box(0, 0, 1, 1)),
     ],
 )
@@ -243,6 +273,28 @@ def test_pixels_are_torchvisions(shape: tuple[int, int], size: int) -> None:
     crop = v2.functional.resized_crop(image, *box, size=[size, size], antialias=True)
     crop = crop.flip(-1) if flip else crop
     assert (images.training(image, size, random.Random(0)).int() - crop.int()).abs().max() <= 1
+
+
+@pytest.mark.parametrize("shape", [(20, 1000), (1000, 20), (1, 3001), (3001, 1)])
+def test_the_middle_of_a_slim_image_is_torchvisions(shape: tuple[int, int]) -> None:
+    image = torch.randint(256, (3, *shape), dtype=torch.uint8)
+    theirs = v2.Compose([v2.Resize(27, antialias=True), v2.CenterCrop(24)])(image)
+    assert (images.evaluation(image, 24).int() - theirs.int()).abs().max() <= 1
+
+
+def test_of_a_line_of_pixels_only_the_middle_is_resized(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[tuple[int, int]] = []
+    plain = images._resize
+
+    def resize(image: Tensor, size: tuple[int, int]) -> Tensor:
+        sizes.append(size)
+        return plain(image, size)
+
+    monkeypatch.setattr(images, "_resize", resize)
+    for shape in ((1, 3000), (3000, 1)):
+        image = torch.zeros(3, *shape, dtype=torch.uint8)
+        assert images.evaluation(image, 224).shape == (3, 224, 224)
+    assert sizes == [(256, 16 * 256), (16 * 256, 256)]
 
 
 def test_crops_are_contiguous_uint8() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+import io
 import itertools
 import json
 import os
@@ -9,7 +11,7 @@ import pytest
 import torch
 
 from streamloader import sharding
-from streamloader.sharding import Reading, Seat, Shard, deal, find, order, quota
+from streamloader.sharding import Reading, Seat, Shard, deal, find, order, split
 
 GRID = [(1, 1), (1, 4), (2, 1), (2, 3), (3, 2), (4, 4)]
 
@@ -79,10 +81,42 @@ def test_an_address_is_no_glob(url: str) -> None:
     assert find(url) == [Shard(url)]
 
 
+def test_a_long_list_of_addresses_is_no_file_name() -> None:
+    urls = [f"pipe:cat a-rather-long-name-{number:06d}.tar" for number in range(9)]
+    assert find("::".join(urls)) == [Shard(url) for url in urls]
+
+
+def test_no_name_is_not_the_current_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    assert find("") == []
+
+
+def test_a_folder_is_its_compressed_tars_too(tmp_path: Path) -> None:
+    names = ["0.TAR", "1.tar.gz", "2.tgz", "3.tar.bz2", "4.tar.xz"]
+    for name in (*names, "5.gz", "6.tar.part", "7.txt"):
+        (tmp_path / name).touch()
+    assert find(tmp_path) == [Shard(str(tmp_path / name)) for name in names]
+
+
+def test_an_index_of_webdatasets_own_is_read(tmp_path: Path) -> None:
+    shards = [{"url": "a.tar", "nsamples": 7}, {"url": "https://host/b.tar", "nsamples": 8}]
+    text = json.dumps({"__kind__": "wids-shard-index-v1", "shardlist": shards})
+    (tmp_path / "index.json").write_text(text)
+    assert find(tmp_path) == [Shard(str(tmp_path / "a.tar"), 7), Shard("https://host/b.tar", 8)]
+
+
+def test_an_index_may_be_at_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = json.dumps({"shards": [{"name": "a.tar", "samples": 7}]}).encode()
+    monkeypatch.setattr("webdataset.gopen", {"https://h/d/i.json": io.BytesIO(text)}.get)
+    assert find("https://h/d/i.json") == [Shard("https://h/d/a.tar", 7)]
+
+
 @pytest.mark.parametrize("text", ["{}", "[]", '{"shards": [{"name": "a.tar"}]}', "no json"])
 def test_an_index_that_is_none_is_an_error_with_its_name(tmp_path: Path, text: str) -> None:
     (tmp_path / "index.json").write_text(text)
-    with pytest.raises(ValueError, match=rf"^{tmp_path}/index.json must be an index as scripts/"):
+    with pytest.raises(
+        ValueError, match=rf"^{tmp_path}/index.json must be an index as scripts/make"
+    ):
         find(tmp_path)
 
 
@@ -107,10 +141,49 @@ def test_the_order_depends_on_seed_and_epoch_and_leaves_nothing_out() -> None:
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 5])
 @pytest.mark.parametrize("batches", [0, 1, 4, 15])
-def test_quotas_add_up_and_differ_by_one_at_most(batches: int, workers: int) -> None:
-    quotas = [quota(batches, seat) for seat in seats(1, workers)]
-    assert sum(quotas) == batches
-    assert max(quotas) - min(quotas) <= 1
+@pytest.mark.parametrize("samples", [0, 7])
+def test_equal_shares_add_up_and_differ_by_one_at_most(
+    batches: int, workers: int, samples: int
+) -> None:
+    shares = split(batches, [samples] * workers)
+    assert sum(shares) == batches
+    assert max(shares) - min(shares) <= 1
+
+
+def test_shares_are_in_proportion_to_samples() -> None:
+    assert split(41, [400, 10]) == [40, 1]
+    assert split(8, [30, 0, 10]) == [6, 0, 2]
+    assert split(4, [10, 25, 15]) == [1, 2, 1]
+
+
+def test_shards_of_unknown_size_count_alike() -> None:
+    unknown = reading(counted(*[None] * 5), length=400)  # 3 shards and 2, of 80 samples
+    assert [unknown.quota(seat) for seat in seats(1, 2)] == [60, 40]
+    assert reading(counted(9, None)).quota(seats(1, 2)[0]) is None
+
+
+def test_an_indexed_epoch_of_unequal_shards_reads_nearly_all() -> None:
+    uneven = reading(counted(400, 10), batch_size=10)
+    quotas = [uneven.quota(seat) for seat in seats(1, 2)]
+    held = [sum(shard.samples or 0 for shard in uneven.hand(seat)) for seat in seats(1, 2)]
+    assert sorted(zip(held, quotas, strict=True)) == [(10, 1), (400, 40)]
+    assert uneven.repeated(seats(1, 2)[0]) == 0
+
+
+def test_samples_that_come_again_in_place_of_others_are_counted() -> None:
+    assert reading(counted(*[40] * 4)).repeated(seats(2, 2)[0]) == 0
+    # Three shards and two, each rank has half of the batches: 100 of what are 120 and 80.
+    assert reading(counted(*[40] * 5)).repeated(seats(2, 1)[0]) == pytest.approx(20 / 200)
+    # A longer epoch has everything twice, and that is as it should be.
+    assert reading(counted(*[40] * 4), length=320).repeated(seats(2, 2)[0]) == 0
+    assert reading(counted(9, None)).repeated(seats(1, 1)[0]) == 0
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_shuffle_is_a_number_and_no_dataloaders(*, shuffle: bool) -> None:
+    message = rf"^shuffle must be a number of samples to draw the next from, got {shuffle}: give 10"
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(reading(counted(9)), shuffle=shuffle)
 
 
 def test_the_place_is_of_the_environment_or_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,8 +210,17 @@ def test_the_place_is_of_the_process_group_first(
 
 def test_a_rank_outside_the_world_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "1")
     with pytest.raises(ValueError, match=r"^RANK must be from 0 to WORLD_SIZE - 1, got 1 of 1$"):
+        sharding.place()
+
+
+@pytest.mark.parametrize(("found", "lacks"), [("RANK", "WORLD_SIZE"), ("WORLD_SIZE", "RANK")])
+def test_half_a_place_is_an_error(monkeypatch: pytest.MonkeyPatch, found: str, lacks: str) -> None:
+    monkeypatch.setenv(found, "1")
+    monkeypatch.delenv(lacks, raising=False)
+    message = f"^RANK and WORLD_SIZE must both be set, or neither, got {found}=1 and no {lacks}$"
+    with pytest.raises(ValueError, match=message):
         sharding.place()
 
 

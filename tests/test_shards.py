@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, default_collate
 from streamloader import StreamLoader, pack, shards
 from streamloader.shards import ShardError
 from streamloader.testing import FakeDevice
+from tests.archives import write
 
 SIZE = 16
 TWO = pytest.param(2, marks=pytest.mark.slow)
@@ -40,15 +41,6 @@ def jpeg(label: int) -> bytes:
 def sample(label: int, key: str | None = None) -> list[tuple[str, bytes]]:
     name = f"{label:04d}" if key is None else key
     return [(f"{name}.jpg", jpeg(label)), (f"{name}.cls", b"%d" % label)]
-
-
-def write(path: Path, files: Iterable[tuple[str, bytes]]) -> Path:
-    with tarfile.open(path, "w") as tar:
-        for name, content in files:
-            entry = tarfile.TarInfo(name)
-            entry.size = len(content)
-            tar.addfile(entry, io.BytesIO(content))
-    return path
 
 
 def made(folder: Path, *counts: int, index: bool = True) -> Path:
@@ -319,6 +311,7 @@ def test_ranks_train_on_disjoint_shards_that_change_with_the_epoch(
     assert len({frozenset(labels) for labels in seen[0]}) == 3
 
 
+@pytest.mark.filterwarnings("ignore:.* come once more, in place of others")
 @pytest.mark.parametrize("num_workers", [0, TWO])
 def test_ranks_make_equally_many_full_batches_of_unequal_shards(
     tmp_path: Path, num_workers: int
@@ -448,6 +441,53 @@ def test_where_no_sample_can_be_used_training_ends_with_an_error(
             labels_of(loader)
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_where_no_sample_can_be_used_testing_ends_with_an_error(
+    tmp_path: Path, num_workers: int
+) -> None:
+    path = write(tmp_path / "a.tar", [("0.txt", b"")])
+    loader = shards.loader(path, batch_size=1, train=False, num_workers=num_workers)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with shard_error(rf"(?m)^.*not one sample can be used of {path}$"):
+            labels_of(loader)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_worker_that_fills_no_batch_is_an_error(tmp_path: Path, num_workers: int) -> None:
+    urls = made(tmp_path, 24, 24, index=False)
+    loader = shards.loader(urls, batch_size=60, size=SIZE, num_workers=num_workers)
+    count = 24 if num_workers else 48
+    message = rf"(?m)^.*a worker fills no batch of 60 with the {count} samples of .*: give length"
+    with shard_error(message):
+        labels_of(loader)
+
+
+def test_unequal_shards_with_an_index_are_read_nearly_whole(tmp_path: Path) -> None:
+    loader = shards.loader(made(tmp_path, 40, 10), batch_size=10, size=SIZE, num_workers=2)
+    assert len(set(flat(labels_of(loader)))) == 50
+
+
+def test_samples_that_come_again_are_a_warning_of_the_first_rank(tmp_path: Path) -> None:
+    urls = made(tmp_path, *[8] * 5)
+    message = (
+        r"^10.0% of the samples of an epoch come once more, in place of others: 5 shards cannot be "
+        r"shared evenly among 1 worker\(s\) on each of 2 rank\(s\); use fewer workers, or more and "
+    )
+    with as_rank(0, 2), pytest.warns(UserWarning, match=message) as caught:
+        shards.loader(urls, batch_size=4, size=SIZE)
+    assert [warning.filename for warning in caught] == [__file__]
+    with as_rank(1, 2):
+        shards.loader(urls, batch_size=4, size=SIZE)
+    with as_rank(0, 2):
+        shards.loader(urls, batch_size=4, size=SIZE, train=False)
+
+
+def test_shuffle_is_not_a_dataloaders(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^shuffle must be a number of samples .*, got True: "):
+        shards.loader(made(tmp_path, 4), batch_size=4, shuffle=True)
+
+
 @pytest.mark.parametrize("num_workers", [0, TWO])
 def test_skipped_samples_are_made_up_for_in_training(tmp_path: Path, num_workers: int) -> None:
     urls = [write(tmp_path / f"{i}.tar", [("x.jpg", b""), ("x.cls", b"0"), *sample(i + 1)])
@@ -459,10 +499,11 @@ def test_skipped_samples_are_made_up_for_in_training(tmp_path: Path, num_workers
     assert loader.skipped >= 2
 
 
-def test_a_worker_warns_once_and_counts(tmp_path: Path) -> None:
-    for number in range(2):
-        bad = [(f"{key}.{name}", b"0") for key in "abc" for name in ("jpg", "cls")]
-        write(tmp_path / f"{number}.tar", [*bad, *sample(number)])
+def test_all_workers_and_passes_warn_once_and_count(tmp_path: Path) -> None:
+    bad = [(f"{key}.{name}", b"0") for key in "abc" for name in ("jpg", "cls")]
+    write(tmp_path / "0.tar", [*bad, *sample(0)])
+    good = [file for i in range(60) for file in sample(1, f"{i}")]
+    write(tmp_path / "1.tar", [*good, *bad])  # later, so that there is no race to be first
     loader = shards.loader(tmp_path, batch_size=4, size=SIZE, train=False, num_workers=2)
     log = tmp_path / "warnings"
 
@@ -473,12 +514,13 @@ def test_a_worker_warns_once_and_counts(tmp_path: Path) -> None:
     with warnings.catch_warnings():  # which forked workers inherit
         warnings.simplefilter("always")
         warnings.showwarning = note
-        labels_of(loader)
-    assert sorted(line.split(":")[0] for line in log.read_text().splitlines()) == [
-        f"shard {tmp_path}/{number}.tar, sample a" for number in range(2)
+        for _ in range(3):
+            labels_of(loader)
+    assert [line.split(":")[0] for line in log.read_text().splitlines()] == [
+        f"shard {tmp_path}/0.tar, sample a"
     ]
-    assert loader.skipped == 6
-    assert StreamLoader(loader, device="cpu").skipped == 6
+    assert loader.skipped == 18
+    assert StreamLoader(loader, device="cpu").skipped == 18
 
 
 def test_labels_must_be_whole_numbers(tmp_path: Path) -> None:

@@ -1,25 +1,22 @@
 from __future__ import annotations
 
+import bz2
 import gzip
-import io
-import tarfile
-from collections.abc import Iterable
+import lzma
+import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from streamloader.tars import ShardError, fields, read
+from streamloader.tars import ShardError, _Pushed, fields, read
+from tests import archives
 
 PAIRS = [("0.jpg", b"a"), ("0.cls", b"1"), ("1.jpg", b"b"), ("1.cls", b"2")]
 
 
-def write(path: Path, files: Iterable[tuple[str, bytes]]) -> str:
-    with tarfile.open(path, "w") as tar:
-        for name, content in files:
-            entry = tarfile.TarInfo(name)
-            entry.size = len(content)
-            tar.addfile(entry, io.BytesIO(content))
-    return str(path)
+def write(path: Path, files: list[tuple[str, bytes]]) -> str:
+    return str(archives.write(path, files))
 
 
 # -- one shard's samples
@@ -43,14 +40,46 @@ def test_a_shard_without_files_has_no_samples(tmp_path: Path) -> None:
     assert list(read(write(tmp_path / "a.tar", []))) == []
 
 
-def test_a_compressed_shard_is_read_and_a_truncated_one_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress])
+def test_a_compressed_shard_is_read_and_a_truncated_one_is_an_error(
+    tmp_path: Path, compress: Callable[[bytes], bytes]
+) -> None:
+    rng = random.Random(0)
+    files = [(f"{i}.{name}", rng.randbytes(20_000)) for i in range(12) for name in ("jpg", "cls")]
+    packed = compress(Path(write(tmp_path / "a.tar", files)).read_bytes())
+    path = tmp_path / "a.tar.gz"  # its content decides, not its name
+    path.write_bytes(packed)
+    assert len(list(read(str(path)))) == 12
+    for length in (5, *range(len(packed) // 10, len(packed), len(packed) // 10), len(packed) - 1):
+        path.write_bytes(packed[:length])
+        with pytest.raises(ShardError, match=rf"^shard {path}: .+"):
+            list(read(str(path)))
+
+
+def test_a_compressed_shard_is_checked_to_its_end(tmp_path: Path) -> None:
     plain = Path(write(tmp_path / "a.tar", PAIRS)).read_bytes()
     path = tmp_path / "a.tar.gz"
-    path.write_bytes(gzip.compress(plain))
-    assert len(list(read(str(path)))) == 2
-    path.write_bytes(gzip.compress(plain)[:-30])
-    with pytest.raises(ShardError, match=rf"^shard {path}: "):
+    path.write_bytes(gzip.compress(plain + bytes(1 << 20))[:-1])
+    with pytest.raises(ShardError, match=rf"^shard {path}: Compressed file ended before the end"):
         list(read(str(path)))
+
+
+def test_a_compressed_shard_that_was_cut_before_is_an_error(tmp_path: Path) -> None:
+    plain = Path(write(tmp_path / "a.tar", PAIRS)).read_bytes()
+    path = tmp_path / "a.tar.gz"
+    path.write_bytes(gzip.compress(plain[:3072]))
+    with pytest.raises(ShardError, match=rf"^shard {path}: no end of archive @ byte 3072: trunc"):
+        list(read(str(path)))
+
+
+def test_what_is_given_back_is_read_before_the_rest(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"cdefg")
+    for sizes, parts in (([1, 3, 9], ["a", "bcd", "efg"]), ([-1], ["abcdefg"]), ([2, -1], None)):
+        with path.open("rb") as file:
+            stream = _Pushed(b"ab", file)
+            found = [stream.read(size).decode() for size in sizes]
+        assert found == (parts or ["ab", "cdefg"])
 
 
 @pytest.mark.parametrize("size", [0, 100, 1024, 1500, 4096], ids=str)

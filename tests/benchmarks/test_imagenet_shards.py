@@ -1,3 +1,4 @@
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,8 +7,9 @@ import pytest
 import torch
 
 from benchmarks import imagenet_shards
-
-pytestmark = pytest.mark.slow
+from benchmarks._options import Machine
+from benchmarks._timing import Span
+from tests.benchmarks.test_report import OPTIONS
 
 
 @pytest.fixture(autouse=True)
@@ -18,6 +20,7 @@ def _as_before() -> Iterator[None]:
     torch.backends.cudnn.benchmark = benchmark
 
 
+@pytest.mark.slow
 def test_a_run_on_the_cpu_measures_all_and_says_what_it_cannot(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -34,6 +37,7 @@ def test_a_run_on_the_cpu_measures_all_and_says_what_it_cannot(
     assert picture.stat().st_size > 0
 
 
+@pytest.mark.slow
 def test_a_sweep_is_a_run_for_each_number_of_workers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -46,3 +50,29 @@ def test_a_sweep_is_a_run_for_each_number_of_workers(
     assert found["workers"] == [1, 2]
     assert [len(run["blocks"]) for run in found["sweep"]] == [1 * 3 + 2, 2 * 3 + 2]
     assert picture.stat().st_size > 0
+
+
+def test_blocks_of_shards_are_of_whole_rounds_of_the_workers() -> None:
+    by_time = dataclasses.replace(OPTIONS, source="shards", steps=None, block_seconds=5.0)
+    assert imagenet_shards._span(by_time) == Span(None, 5.0, every=14, least=3 * 14)
+    by_steps = dataclasses.replace(by_time, steps=20, block_seconds=None)
+    assert imagenet_shards._span(by_steps) == Span(20, None, every=14)
+    assert imagenet_shards._span(OPTIONS) == Span(168, None)
+
+
+@pytest.mark.parametrize(("workers", "threads"), [(1, 7), (6, 2), (14, 1)])
+def test_each_run_on_the_cpu_leaves_cpus_to_its_workers(
+    monkeypatch: pytest.MonkeyPatch, workers: int, threads: int
+) -> None:
+    monkeypatch.setattr(imagenet_shards, "machine", lambda: Machine(None, 8))
+    found: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", found.append)
+    options = dataclasses.replace(OPTIONS, device="cpu", workers=workers, loaders=("ceiling",))
+    monkeypatch.setattr(imagenet_shards, "_completed", lambda _, options: options)
+    monkeypatch.setattr(imagenet_shards, "run", lambda _: ({}, []))
+    bench = imagenet_shards.prepare(
+        dataclasses.replace(options, model="small", image_size=8, batch_size=2)
+    )
+    found.clear()
+    imagenet_shards.measured(bench, options)
+    assert found == [threads]

@@ -38,6 +38,7 @@ def row(
     return Row(
         loader=loader,
         rate=one,
+        total_rate=rate - 1,
         share=None if share is None else Estimate(share, share - 0.001, share + 0.001, 0.98),
         step_ms=100.0,
         next_ms=5.0,
@@ -88,6 +89,12 @@ def test_all_lines_of_the_table_are_of_one_width() -> None:
     lines = table([row("stream", 0.99, 0.1), row("ceiling", None)])
     assert len(lines) == 3
     assert len(set(map(len, lines))) == 1
+
+
+def test_the_sum_over_all_blocks_is_beside_the_median() -> None:
+    head, line = table([row("stream", 0.99)])
+    assert head.split()[:4] == ["loader", "img/s", "in", "all"]
+    assert line.split()[:3] == ["stream", "1,000", "999"]
 
 
 def test_the_report_compares_with_each_other_loader_in_pairs() -> None:
@@ -169,11 +176,11 @@ def test_workers_that_give_less_than_the_step_takes_bound_it() -> None:
         row("ceiling", None, rate=4700.0),
     )
     assert judged(*rows_, source="shards") == (
-        "CPU decode bounds it: 14 workers give 3,920 img/s alone (280 each), the step takes 4,700; "
-        "stream runs at 3,800, 0.969 of what they give. At this rate 17 workers would keep up, on "
+        "The workers bound it: 14 workers give 3,920 img/s alone (280 each), the step takes 4,700; "
+        "stream runs at 3,800, 0.969 of what they give. If rates add, 17 workers would keep up, on "
         "as many free CPUs."
     )
-    assert judged(*rows_).startswith("The source bounds it: 14 workers give 3,920 img/s alone")
+    assert judged(*rows_).startswith("The workers bound it: 14 workers give 3,920 img/s alone")
 
 
 def test_workers_that_give_enough_are_said_to() -> None:

@@ -2,7 +2,6 @@ import dataclasses
 import io
 import itertools
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from PIL import Image
 
 from benchmarks._shards import endless, from_shards
 from benchmarks._sources import Request
+from tests.archives import write
 
 REQUEST = Request(
     batch_size=4,
@@ -53,6 +53,12 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
         from_shards(request)
 
 
+def test_a_list_is_not_taken_for_a_folder(tmp_path: Path) -> None:
+    pytest.importorskip("streamloader.shards", exc_type=ImportError)
+    urls = "::".join(str(tmp_path / f"a-rather-long-name-{number}.tar") for number in range(9))
+    from_shards(dataclasses.replace(REQUEST, shards=urls))
+
+
 @pytest.mark.slow
 def test_batches_come_from_shards(tmp_path: Path) -> None:
     pytest.importorskip("streamloader.shards", exc_type=ImportError)
@@ -67,10 +73,5 @@ def test_batches_come_from_shards(tmp_path: Path) -> None:
 def _write(path: Path) -> None:
     picture = io.BytesIO()
     Image.new("RGB", (16, 16)).save(picture, "jpeg")
-    with tarfile.open(path, "w") as tar:
-        for key, (name, data) in itertools.product(
-            range(3), {"jpg": picture.getvalue(), "cls": b"7"}.items()
-        ):
-            member = tarfile.TarInfo(f"{key}.{name}")
-            member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
+    contents = {"jpg": picture.getvalue(), "cls": b"7"}
+    write(path, [(f"{key}.{name}", data) for key in range(3) for name, data in contents.items()])

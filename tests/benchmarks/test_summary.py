@@ -81,6 +81,12 @@ def test_rows_leave_out_the_ceilings_at_both_ends() -> None:
     assert row.rate.median == pytest.approx(100)
 
 
+def test_the_rate_in_all_is_that_of_all_images_and_seconds() -> None:
+    blocks = [block("ceiling", None, 1), block("ceiling", 0, 100), block("ceiling", 1, 50)]
+    (row,) = rows(blocks, "ceiling", {"ceiling": None})  # 1 and 2 seconds
+    assert row.total_rate == pytest.approx(200 / 3)
+
+
 def test_a_row_is_per_batch() -> None:
     measured = block("a", 0, 100, source_seconds=0.2, device_seconds=0.1, peak_bytes=7e6)
     row, _ = rows([measured, block("ceiling", 0, 100)], "ceiling", {"a": 3_000_000, "ceiling": 0})

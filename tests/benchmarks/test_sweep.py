@@ -25,11 +25,11 @@ def test_a_sweep_is_a_line_for_each_number_of_workers() -> None:
     assert head.split() == [
         *("workers", "alone", "img/s", "each", "stream", "ceiling", "bound", "by"),
     ]
-    assert four.split() == ["4", "500", "125", "480", "(0.480)", "1,000", "decode"]
+    assert four.split() == ["4", "500", "125", "480", "(0.480)", "1,000", "the", "workers"]
     assert eight.split()[:4] == ["8", "1,100", "138", "995"]
     assert len({len(line) for line in (head, four, eight)}) == 1
     assert missing == "timm: not installed: pip install timm"
-    assert verdicts[0].startswith("workers: 4. CPU decode bounds it: 4 workers give 500 img/s")
+    assert verdicts[0].startswith("workers: 4. The workers bound it: 4 workers give 500 img/s")
     assert verdicts[1].startswith("workers: 8. The step bounds it")
 
 
@@ -37,8 +37,8 @@ def test_a_sweep_is_a_line_for_each_number_of_workers() -> None:
     ("found", "expected"),
     [
         (run(4, 995, 1100), "the step"),
-        (run(4, 480, 500), "decode"),
-        (run(4, 480, 500, "memory"), "the source"),
+        (run(4, 480, 500), "the workers"),
+        (run(4, 480, 500, "memory"), "the workers"),
         (run(4, 900, 1100), "see below"),
         (run(4, 480, 900), "see below"),
         (Run(OPTIONS, [row("ceiling", None)], []), "-"),

@@ -1,6 +1,7 @@
 import dataclasses
 import itertools
 from collections import Counter
+from collections.abc import Generator
 
 import pytest
 import torch
@@ -83,7 +84,55 @@ def test_draining_ends_at_a_slow_pull_but_not_before_each_worker_gave_one(
 ) -> None:
     times = itertools.accumulate([0, 9, 0, 1, 0, 1, 0, 9, 0, 9])  # 9, 1, 1, 9 and 9 s in next()
     monkeypatch.setattr("benchmarks._timing.time.perf_counter", lambda: next(times))
-    assert drain(numbered(in_hand=5), patience=2.0, least=2) == 4
+    assert drain(numbered(in_hand=5), patience=2.0, workers=2) == 4
+
+
+def test_draining_ends_after_a_whole_round_of_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = itertools.accumulate([0, 1, 0, 1, 0, 1, 0, 9] + [0, 1] * 8)  # the fourth is slow
+    monkeypatch.setattr("benchmarks._timing.time.perf_counter", lambda: next(times))
+    assert drain(numbered(in_hand=11), patience=2.0, workers=3) == 6
+    assert drain(numbered(in_hand=5), workers=1) == 5
+    monkeypatch.undo()
+    assert drain(numbered(in_hand=5), workers=3) == 6
+
+
+class Bursts:
+    """Batches of workers that were started together, on a clock of their own.
+
+    Each worker takes a second for a batch, and does not wait to begin the next.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self.now = 0.0
+        self._workers = workers
+
+    def batches(self) -> Generator[tuple[torch.Tensor, torch.Tensor], None, None]:
+        for number in itertools.count():
+            self.now = max(self.now, 1.0 + number // self._workers)
+            yield torch.zeros(1), torch.tensor(number)
+
+    def step(self, *_: object) -> None:
+        self.now += 0.01
+
+
+@pytest.mark.parametrize("trains", [True, False])
+@pytest.mark.parametrize("workers", [8, 14])
+def test_blocks_of_bursts_have_the_rate_of_the_workers(
+    monkeypatch: pytest.MonkeyPatch, workers: int, *, trains: bool
+) -> None:
+    bursts = Bursts(workers)
+    monkeypatch.setattr("benchmarks._timing.time.perf_counter", lambda: bursts.now)
+    batches = bursts.batches()
+    feed = Feed(batches, 56, batches.close, trains=trains)
+    drain(feed, 0.01, workers)
+    for _ in range(5):
+        settle(feed, bursts.step, Span(10, 0.5, every=workers))
+        span = Span(None, 2.3, every=workers, least=3 * workers)
+        memory = Memory(torch.device("cpu"))
+        block = measure(Turn("a", 0), feed, bursts.step, span, lambda: None, memory)
+        assert block.steps % workers == 0
+        assert block.steps >= 3 * workers
+        assert block.rate == pytest.approx(workers, rel=0.02 if not trains else 0.06)
 
 
 def test_a_span_ends_by_steps_or_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,6 +141,15 @@ def test_a_span_ends_by_steps_or_by_time(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not Span(3).over(2, since=0.0)
     assert Span(None, 2.0).over(0, since=8.0)
     assert not Span(3, 2.0).over(2, since=8.5)
+
+
+def test_a_span_ends_after_whole_rounds_and_not_before_the_least(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("benchmarks._timing.time.perf_counter", lambda: 10.0)
+    span = Span(None, 2.0, every=4, least=12)
+    assert [steps for steps in range(20) if span.over(steps, since=0.0)] == [12, 16]
+    assert [steps for steps in range(20) if Span(5, every=4).over(steps, since=0.0)] == [8, 12, 16]
 
 
 def test_batches_that_are_not_for_the_step_are_only_pulled() -> None:

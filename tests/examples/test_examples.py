@@ -46,23 +46,32 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def train_imagenet(shards: Path) -> list[object]:
+def train_imagenet(shards: Path, epochs: int = 1) -> list[object]:
     sizes = ("--model", "resnet18", "--image-size", 64, "--batch-size", 4)
     workers = ("--workers", 1, "--val-workers", 1)
-    ends = ("--epochs", 1, "--steps", 3)
+    ends = ("--epochs", epochs, "--steps", 3)
     sets = ("--train", shards, "--val", shards)
     return [ROOT / "examples/train_imagenet.py", *sets, *sizes, *workers, *ends]
 
 
-EPOCH = r"epoch 0: loss \d\.\d{3}, accuracy \d+\.\d\d%, \d+ images/s\nepoch: 3 batches, .*\n.*\n"
+EPOCH = (
+    r"epoch 0: loss \d\.\d{3}, accuracy \d+\.\d\d%, \d+ images/s\nepoch: 3 batches, .*\n.*\n"
+    r"skipped: 0 in training, 0 in validation \(this rank\)\n"
+)
 
 
 def test_train_imagenet_trains_validates_and_saves(shards: Path, tmp_path: Path) -> None:
     assert re.fullmatch(EPOCH, run(tmp_path, *train_imagenet(shards)))
     saved = torch.load(tmp_path / "checkpoint.pt")
-    assert saved.keys() == {"epoch", "model", "optimizer"}
+    assert saved.keys() == {"epoch", "model", "optimizer", "schedule"}
     assert saved["model"]["bn1.num_batches_tracked"] == 3
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.pt"]
+
+    again = run(tmp_path, *train_imagenet(shards, epochs=2), "--resume", "checkpoint.pt")
+    assert re.fullmatch(EPOCH.replace("epoch 0", "epoch 1"), again)
+    saved = torch.load(tmp_path / "checkpoint.pt")
+    assert saved["epoch"] == 1
+    assert saved["model"]["bn1.num_batches_tracked"] == saved["schedule"]["last_epoch"] == 6
 
 
 def test_two_ranks_train_and_one_of_them_reports(shards: Path, tmp_path: Path) -> None:
