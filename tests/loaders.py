@@ -11,10 +11,13 @@ from torch import Tensor
 
 from streamloader.testing import FakeDevice
 
-__all__ = ["DEPTHS", "Recording", "batches", "devices", "fill", "ids", "number_of"]
+__all__ = ["DEPTHS", "SWEPT", "Recording", "batches", "devices", "fill", "ids", "number_of"]
 
 DEPTHS = (0, 1, 2, 3)
 """The values of `prefetch_batches` that tests sweep."""
+
+SWEPT = (*DEPTHS[:-1], pytest.param(DEPTHS[-1], marks=pytest.mark.slow))
+"""The same as parameters; the quick tests leave the last one out."""
 
 
 def fill(number: int, size: int = 4) -> Tensor:

@@ -21,7 +21,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import streamloader.loader
 from streamloader import Counts, StreamLoader, on
 from streamloader.testing import FakeDevice
-from tests.loaders import DEPTHS, batches, devices, fill, ids
+from tests.loaders import SWEPT, batches, devices, fill, ids
 
 WAIT = 10.0
 
@@ -201,7 +201,7 @@ def test_another_stream_loader_is_warned_of_once(make_device: Any, used: bool) -
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("depth", SWEPT)
 def test_d01_len_is_the_loaders(depth: int, drop_last: bool) -> None:  # noqa: FBT001
     plain = DataLoader(Numbers(10), batch_size=4, drop_last=drop_last)
     loader = StreamLoader(plain, prefetch_batches=depth)
@@ -338,7 +338,7 @@ def test_a_named_device_is_known_at_once() -> None:
 # -- set_epoch -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("depth", SWEPT)
 def test_g01_set_epoch_reaches_a_distributed_sampler(depth: int) -> None:
     dataset = Numbers(12)
     plain = DataLoader(dataset, 2, sampler=DistributedSampler(dataset, 2, 0, shuffle=True))
@@ -413,7 +413,7 @@ def test_g01_g02_set_epoch_is_silent_where_nobody_has_one(make: Any) -> None:
 
 
 @pytest.mark.parametrize("make_device", devices())
-@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("depth", SWEPT)
 def test_g02_a_loader_of_ready_batches_works(make_device: Any, depth: int) -> None:
     plain = ready(5)
     loader = StreamLoader(plain, make_device(), prefetch_batches=depth)
@@ -561,7 +561,7 @@ def test_the_epoch_counts_on_in_a_copy() -> None:
 
 
 @pytest.mark.parametrize("make_device", devices())
-@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("depth", SWEPT)
 def test_batches_and_bytes_are_counted_by_epoch_and_in_total(make_device: Any, depth: int) -> None:
     loader = StreamLoader(batches(5), make_device(), prefetch_batches=depth)
     assert loader.stats.total == loader.stats.epoch == Counts()
@@ -572,7 +572,7 @@ def test_batches_and_bytes_are_counted_by_epoch_and_in_total(make_device: Any, d
     assert (stats.epoch.nbytes, stats.total.nbytes) == (5 * 32, 10 * 32)
 
 
-@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("depth", SWEPT)
 def test_the_total_counts_passes_that_overlap(depth: int) -> None:
     loader = StreamLoader(batches(4), prefetch_batches=depth)
     list(zip(loader, loader, strict=True))

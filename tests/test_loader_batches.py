@@ -27,7 +27,7 @@ import streamloader.loader
 from streamloader import StreamLoader
 from streamloader.device.streamless import Streamless
 from streamloader.testing import FakeDevice
-from tests.loaders import DEPTHS, Recording, batches, devices, fill, ids, number_of
+from tests.loaders import DEPTHS, SWEPT, Recording, batches, devices, fill, ids, number_of
 
 SECONDS = 10.0
 """Bound of every wait."""
@@ -35,7 +35,7 @@ SECONDS = 10.0
 LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
-@pytest.fixture(params=DEPTHS)
+@pytest.fixture(params=SWEPT)
 def depth(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 

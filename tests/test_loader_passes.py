@@ -30,13 +30,13 @@ from typing_extensions import override
 import streamloader.source
 from streamloader import StreamLoader
 from streamloader.testing import FakeDevice
-from tests.loaders import DEPTHS, Recording, batches, devices, fill, ids, number_of
+from tests.loaders import SWEPT, Recording, batches, devices, fill, ids, number_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's
 
 WAIT = 10.0
 ROOT = Path(__file__).parent.parent
-AHEAD = DEPTHS[1:]
+AHEAD = SWEPT[1:]
 
 
 class Numbers(Dataset[Tensor]):
@@ -138,7 +138,7 @@ WORKERS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("make_device", devices())
-@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("depth", SWEPT)
 @pytest.mark.parametrize("kind", SOURCES)
 def test_d02_d04_the_same_batches_for_every_number_of_them(
     kind: str, depth: int, make_device: Any
@@ -159,7 +159,7 @@ def test_the_same_batches_from_workers_in_two_passes(kind: str, depth: int) -> N
     assert threads() == []
 
 
-@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("depth", SWEPT)
 def test_the_same_shuffle_and_the_same_generator_afterwards(depth: int) -> None:
     def loader() -> DataLoader[Tensor]:
         return DataLoader(Numbers(20), batch_size=3, shuffle=True)
@@ -186,7 +186,7 @@ def test_the_same_seeds_in_workers_as_with_the_plain_loader() -> None:
     assert plainly(StreamLoader(loader())) == expected
 
 
-@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("depth", SWEPT)
 def test_d03_every_pass_starts_anew(depth: int) -> None:
     loader = StreamLoader(DataLoader(Numbers(9), batch_size=3), prefetch_batches=depth)
     whole = plainly(loader)
@@ -198,7 +198,7 @@ def test_d03_every_pass_starts_anew(depth: int) -> None:
         assert plainly(loader) == whole
 
 
-@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("depth", SWEPT)
 def test_d03_a_generator_has_one_pass(depth: int) -> None:
     loader = StreamLoader((fill(number) for number in range(5)), prefetch_batches=depth)
     assert ids(loader) == [0, 1, 2, 3, 4]
@@ -206,7 +206,7 @@ def test_d03_a_generator_has_one_pass(depth: int) -> None:
 
 
 @pytest.mark.parametrize("make_device", devices())
-@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("depth", SWEPT)
 def test_d04_an_empty_loader_yields_nothing_and_can_be_filled(depth: int, make_device: Any) -> None:
     items: list[Tensor] = []
     loader = StreamLoader(items, make_device(), prefetch_batches=depth)
@@ -215,7 +215,7 @@ def test_d04_an_empty_loader_yields_nothing_and_can_be_filled(depth: int, make_d
     assert ids(loader) == [0, 1]
 
 
-@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("depth", SWEPT)
 def test_d06_two_live_passes_are_independent(depth: int) -> None:
     loader = StreamLoader(DataLoader(Numbers(8), batch_size=2), prefetch_batches=depth)
     pairs = list(zip(loader, loader, strict=True))
@@ -229,7 +229,7 @@ def test_d06_two_live_passes_are_independent(depth: int) -> None:
     assert next(second)[0, 0] == 2
 
 
-@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("depth", SWEPT)
 def test_d07_a_pass_that_was_given_up_never_shows_in_the_next(depth: int) -> None:
     device = FakeDevice(looks=2)
     loader = StreamLoader(batches(9), device, prefetch_batches=depth)
@@ -286,7 +286,7 @@ def test_d06_a_second_live_pass_over_a_web_loaders_persistent_workers_is_an_erro
 
 
 @pytest.mark.parametrize("make_device", devices())
-@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("depth", SWEPT)
 def test_over_read_is_at_most_depth_and_one(depth: int, make_device: Any) -> None:
     source = Recording(batches(30))
     loader = StreamLoader(source, make_device(), prefetch_batches=depth)
@@ -309,7 +309,7 @@ def test_it_does_read_ahead_while_the_caller_is_busy(depth: int) -> None:
     gate.go.set()
 
 
-@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("depth", SWEPT)
 def test_iter_does_no_work(depth: int) -> None:
     source = Recording(batches(3))
     device = FakeDevice()
@@ -320,7 +320,7 @@ def test_iter_does_no_work(depth: int) -> None:
     assert (source.passes, threads()) == (0, [])
 
 
-@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("depth", SWEPT)
 def test_iter_and_the_first_batch_are_got_on_the_callers_thread(depth: int) -> None:
     where: list[threading.Thread] = []
 
@@ -355,7 +355,7 @@ def test_inline_starts_no_thread_and_records_no_event(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("make_device", devices())
-@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("depth", SWEPT)
 def test_a_batch_that_the_caller_drops_is_gone(depth: int, make_device: Any) -> None:
     """As with the plain loader: the suspended pass holds nothing of it."""
     plain = DataLoader(Numbers(12), batch_size=2)
@@ -386,7 +386,7 @@ def test_disabled_it_is_the_plain_loader(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("make_device", devices())
-@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("depth", SWEPT)
 def test_after_the_end_next_keeps_raising_stop_iteration(depth: int, make_device: Any) -> None:
     class Restless:
         """Has more to give after its end, as iterators should not."""
@@ -410,7 +410,7 @@ def test_after_the_end_next_keeps_raising_stop_iteration(depth: int, make_device
     assert source.calls == 3
 
 
-@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("depth", SWEPT)
 @pytest.mark.parametrize("make_device", devices())
 def test_c05_whole_passes_leave_nothing_behind(depth: int, make_device: Any) -> None:
     loader = StreamLoader(batches(3), make_device(), prefetch_batches=depth)
@@ -421,7 +421,7 @@ def test_c05_whole_passes_leave_nothing_behind(depth: int, make_device: Any) -> 
     assert len(loader._pools) <= 1
 
 
-@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("depth", SWEPT)
 @pytest.mark.parametrize("make_device", devices())
 def test_c01_leaving_early_leaves_no_thread(depth: int, make_device: Any) -> None:
     loader = StreamLoader(Recording(batches(50)), make_device(), prefetch_batches=depth)
@@ -440,7 +440,7 @@ def test_c01_leaving_early_leaves_no_thread(depth: int, make_device: Any) -> Non
     assert len(loader._pools) <= 2  # in the last, the error's traceback holds a pass for a moment
 
 
-@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("depth", SWEPT)
 def test_c01_the_sources_own_cleanup_has_run_when_the_loop_is_left(depth: int) -> None:
     gate = Gate(20, opened=99)
     for _ in StreamLoader(gate, prefetch_batches=depth):
@@ -482,7 +482,7 @@ def test_b03_descriptors_of_worker_batches_are_let_go_once_they_are_sent() -> No
 
 
 @pytest.mark.parametrize("make_device", devices())
-@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("depth", SWEPT)
 @pytest.mark.parametrize("good", [0, 1, 2, 5])
 @pytest.mark.parametrize("kind", [LookupError, KeyboardInterrupt, SystemExit])
 def test_c02_an_error_in_the_source_comes_after_the_batches_before_it(
@@ -504,7 +504,7 @@ def test_c02_an_error_in_the_source_comes_after_the_batches_before_it(
 
 
 @pytest.mark.parametrize("make_device", devices())
-@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("depth", SWEPT)
 @pytest.mark.parametrize("good", [0, 1, 2, 5])
 def test_c02_an_error_in_a_transform_comes_after_the_batches_before_it(
     depth: int, good: int, make_device: Any
@@ -531,7 +531,7 @@ def test_c02_an_error_in_a_transform_comes_after_the_batches_before_it(
     assert threads() == []
 
 
-@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("depth", SWEPT)
 def test_c02_an_error_of_iter_is_the_callers(depth: int) -> None:
     class Broken:
         def __iter__(self) -> Iterator[Tensor]:
@@ -562,7 +562,7 @@ def ids_or_error(loader: Any) -> list[int]:
     return got
 
 
-@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("depth", SWEPT)
 def test_c02_the_loader_can_be_used_after_an_error(depth: int) -> None:
     bad = [True]
 
@@ -584,7 +584,7 @@ def test_c02_the_loader_can_be_used_after_an_error(depth: int) -> None:
 
 
 @pytest.mark.parametrize("make_device", devices())
-@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("depth", SWEPT)
 def test_close_is_idempotent_and_the_loader_can_be_used_again(depth: int, make_device: Any) -> None:
     loader = StreamLoader(batches(9), make_device(), prefetch_batches=depth)
     loader.close()
@@ -597,7 +597,7 @@ def test_close_is_idempotent_and_the_loader_can_be_used_again(depth: int, make_d
         assert ids(loader) == list(range(9))
 
 
-@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("depth", SWEPT)
 def test_with_closes_also_after_an_error(depth: int) -> None:
     loader = StreamLoader(batches(9), FakeDevice(), prefetch_batches=depth)
     kept: list[Any] = []
@@ -637,6 +637,7 @@ def test_c06_close_from_another_thread_ends_a_blocked_next(make_device: Any) -> 
     assert ids(loader) == list(range(9))
 
 
+@pytest.mark.slow  # a second each: close() gives the transform that long to end
 @pytest.mark.parametrize("make_device", devices())
 @pytest.mark.parametrize("depth", AHEAD)
 def test_c06_close_from_another_thread_while_next_is_inside_a_transform(
@@ -749,7 +750,7 @@ def test_d06_persistent_workers_are_free_once_the_first_pass_has_read_them_to_th
 # -- threads -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("depth", SWEPT)
 def test_the_callers_grad_and_inference_mode_are_taken_over(depth: int) -> None:
     modes: list[tuple[bool, bool]] = []
 

@@ -27,10 +27,10 @@ from streamloader import StreamLoader, on
 from streamloader.batch import Batch
 from streamloader.epoch import Epoch
 from streamloader.testing import FakeDevice
-from tests.loaders import DEPTHS, Recording, batches, devices, fill, ids, number_of
+from tests.loaders import SWEPT, Recording, batches, devices, fill, ids, number_of
 
 
-@pytest.fixture(params=DEPTHS)
+@pytest.fixture(params=SWEPT)
 def depth(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 
