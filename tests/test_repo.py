@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+import streamloader
+
 ROOT = Path(__file__).parents[1]
 
 # Where a module's test is not tests/<same path>/test_<same name>.py: this one needs a GPU.
@@ -168,3 +170,11 @@ def test_importing_streamloader_imports_no_optional_dependency() -> None:
 
 def test_an_optional_dependency_that_is_imported_is_found() -> None:
     assert "webdataset" in modules_added_by("import webdataset") & OPTIONAL
+
+
+# -- the public names --------------------------------------------------------------------------
+
+
+def test_the_public_names_are_these() -> None:
+    assert streamloader.__all__ == ["Counts", "Stats", "StreamLoader", "on"]
+    assert all(hasattr(streamloader, name) for name in streamloader.__all__)
