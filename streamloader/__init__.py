@@ -22,7 +22,7 @@ and where each part of it is written down:
     layout.py     what is packed where, which tensors share a copy; pure
     context.py    what a batch's randomness depends on; pure
     stats.py      what was waited for: the source, the device
-    device/       the seam: a dozen verbs; CUDA and other accelerators, the CPU
+    device/       the seam: fifteen verbs; CUDA and other accelerators, the CPU
     testing.py    a public fake device
     checker.py    one that reports what may race, by happens-before; time in it is virtual
     ledger.py     who did what to which memory, as the checker saw it

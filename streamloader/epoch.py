@@ -1,6 +1,6 @@
 """One pass over the loader: a batch's whole way, on one screen.
 
-    source thread   pull 3 | pack 3        pull 4 | pack 4
+    loader thread   pull 3 | pack 3        pull 4 | pack 4
     next(), i = 1   ask 1 | launch 3 | hand over 1       next(), i = 2   ask 2 | launch 4 | ...
 
 The caller's `next()` launches every batch that is packed and admitted, and waits only for the one

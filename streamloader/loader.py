@@ -56,7 +56,7 @@ class StreamLoader(Generic[Batch_co]):
             thread when the batch is asked for. Memory is that of at most `prefetch_batches` + 2
             batches, on the device and pinned on the host.
         seed: What the transforms' randomness depends on, beside epoch, batch and rank. None is
-            `torch.initial_seed()` at the start of the pass.
+            `torch.initial_seed()` at the start of the pass. Warned of where it cannot reach them.
 
     Raises:
         TypeError: `loader` cannot be iterated over, or `transform` cannot be called.
@@ -152,9 +152,8 @@ class StreamLoader(Generic[Batch_co]):
         self._sources.add(epoch.source)
         try:
             yield from epoch.batches()
-        except KeyboardInterrupt:  # no pass takes over what it may have left half done
-            self._live.discard(epoch)
-            epoch.close()
+        except KeyboardInterrupt:
+            self._live.discard(epoch)  # no pass takes over what it may have left half done
             raise
         finally:
             self._finish(epoch)

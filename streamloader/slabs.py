@@ -79,7 +79,8 @@ class Slabs:
                     self._wanted = None
                     return self._free.pop(number)
                 if self._failure is not None:
-                    raise self._failure
+                    failure, self._failure, self._wanted = self._failure, None, None
+                    raise failure  # once: the next pass takes over the slabs, and tries again
                 if self._wanted != nbytes:
                     self._wanted = nbytes
                     self.changed.notify_all()

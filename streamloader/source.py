@@ -212,9 +212,8 @@ def _taken_over(state: AbstractContextManager[object]) -> AbstractContextManager
     return entered()
 
 
-if hasattr(
-    os, "register_at_fork"
-):  # pragma: no branch  # a child has the objects, but none of their threads
+# A forked child has the objects, but none of their threads.
+if hasattr(os, "register_at_fork"):  # pragma: no branch
     os.register_at_fork(after_in_child=_live.clear)
 
 

@@ -461,3 +461,19 @@ def test_inline_pulls_nothing_ahead_and_does_all_in_the_callers_thread() -> None
     assert threads == {threading.get_ident()}
     assert meter.batches == 4
     assert meter.device_seconds == 0
+
+
+def test_a_pass_that_could_pin_nothing_leaves_no_error_to_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = FakeDevice()
+    loader = StreamLoader(batches(4), device)
+    with monkeypatch.context() as patched:
+
+        def full(nbytes: int) -> Tensor:
+            raise RuntimeError(f"no room for {nbytes}")
+
+        patched.setattr(device, "slab", full)
+        with pytest.raises(RuntimeError, match=r"^no room for \d+$"):
+            next(iter(loader))
+    assert [number_of(batch) for batch in loader] == [0, 1, 2, 3]

@@ -1,4 +1,4 @@
-"""The seam: everything the loader asks of a device, in a dozen verbs.
+"""The seam: everything the loader asks of a device, in fifteen verbs.
 
 A stream and an event are opaque here: only the device that made one looks inside.
 """
