@@ -27,7 +27,7 @@ __all__ = [
 Step: TypeAlias = Callable[[Tensor, Tensor], Any]
 """Takes transformed images and labels that are on the device."""
 
-IMAGE_SIZES = {"resnet50": 224, "resnet18": 224, "small": 32}
+IMAGE_SIZES = {"resnet101": 224, "resnet50": 224, "resnet18": 224, "small": 32}
 """The models, and the image size in pixels that each is benchmarked at."""
 
 STEPS = ("eager", "graph", "item")
