@@ -35,7 +35,7 @@ from benchmarks._memory import MEMORY
 from benchmarks._setting import Setting
 from benchmarks._trials import TRIALS, Trial
 
-__all__ = ["board", "main", "run"]
+__all__ = ["board", "main", "run", "settle"]
 
 ALL = TRIALS | MEMORY
 COUNT, QUICK = 40, 12
@@ -43,7 +43,7 @@ COUNT, QUICK = 40, 12
 
 def run(contestant: Contestant, trial: Trial, setting: Setting) -> Cell:
     """One cell of the board: the trial's result, or what it raised."""
-    _settle(setting.device)
+    settle(setting.device)
     cuda = setting.device.type == "cuda"
     apart = torch.cuda.Stream(setting.device) if cuda and contestant.apart else None
     try:
@@ -51,11 +51,11 @@ def run(contestant: Contestant, trial: Trial, setting: Setting) -> Cell:
             found: Cell = trial.run(setting)
     except Exception as error:  # noqa: BLE001  # the others are to run all the same
         found = Blank("raised", f"{type(error).__name__}: {str(error).partition('. ')[0]}")
-    _settle(setting.device)
+    settle(setting.device)
     return found
 
 
-def _settle(device: torch.device) -> None:
+def settle(device: torch.device) -> None:
     """Leaves the next trial nothing of this one's."""
     gc.collect()
     if device.type == "cuda":

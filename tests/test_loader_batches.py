@@ -1297,6 +1297,28 @@ def test_opaque_and_other_batches_may_alternate(device: Any, depth: int) -> None
     assert [number_of(batch) for batch in new[::2]] == [0, 2, 4, 6]
 
 
+class Closed:
+    """Moves itself, and keeps its tensor in a closure."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.ask = lambda: x
+
+    def to(self, device: torch.device) -> Closed:
+        return Closed(self.ask().to(device, copy=True))
+
+
+@pytest.mark.xfail(reason="a deep copy shares what a function has in its closure")
+def test_a02_an_opaque_object_of_a_source_that_refills_what_its_closure_holds() -> None:
+    def source() -> Iterator[Closed]:
+        buffer = fill(0)
+        for number in range(6):
+            buffer.fill_(number)
+            yield Closed(buffer)
+
+    moved = StreamLoader(source(), "cpu", prefetch_batches=2)
+    assert [number_of(closed.ask()) for closed in moved] == list(range(6))
+
+
 # -- 12: is it the loader? ------------------------------------------------------------------------
 
 

@@ -1,0 +1,70 @@
+"""Sources, batches and work that the tests on a real accelerator share."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+__all__ = ["MIB", "ROWS", "SOURCES", "busy", "listed", "workers"]
+
+MIB = 1 << 20
+ROWS = 2 * MIB  # bytes of an image batch in most tests
+
+
+def busy(milliseconds: float = 20) -> None:
+    """Queues work that takes about so long on the current stream."""
+    torch.cuda._sleep(int(milliseconds * 1.7e6))
+
+
+def fill(number: int, nbytes: int = ROWS) -> tuple[Tensor, Tensor]:
+    """Images and labels that all hold the batch's number."""
+    return torch.full((4, nbytes // 4), number % 251, dtype=torch.uint8), torch.full((4,), number)
+
+
+def listed(count: int) -> list[tuple[Tensor, Tensor]]:
+    return [fill(number) for number in range(count)]
+
+
+def one_buffer(count: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """A source that fills the same memory for every batch."""
+    images, labels = fill(0)
+    for number in range(count):
+        images.fill_(number % 251)
+        labels.fill_(number)
+        yield images, labels
+
+
+def one_pinned_buffer(count: int) -> Iterator[tuple[Tensor, Tensor]]:
+    images, labels = (tensor.pin_memory() for tensor in fill(0))
+    for number in range(count):
+        images.fill_(number % 251)
+        labels.fill_(number)
+        yield images, labels
+
+
+class Numbers(Dataset[tuple[Tensor, Tensor]]):
+    def __init__(self, count: int, nbytes: int = ROWS // 4) -> None:
+        self.count, self.nbytes = count, nbytes
+
+    def __len__(self) -> int:
+        return 4 * self.count
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        number = index // 4
+        image = torch.full((self.nbytes,), number % 251, dtype=torch.uint8)
+        return image, torch.tensor(number)
+
+
+def workers(count: int, *, pin_memory: bool = False) -> DataLoader[Any]:
+    return DataLoader(Numbers(count), batch_size=4, num_workers=2, pin_memory=pin_memory)
+
+
+SOURCES: dict[str, Callable[[int], Any]] = {
+    "a list": listed,
+    "one buffer": one_buffer,
+    "one pinned buffer": one_pinned_buffer,
+    "workers": workers,
+    "pinned by the loader": lambda count: workers(count, pin_memory=True),
+}
