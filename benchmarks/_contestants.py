@@ -64,13 +64,17 @@ def missing(contestant: Contestant, device: torch.device) -> str | None:
     return next((reason for reason in reasons if reason), None)
 
 
+_PROVIDERS = {"pkg_resources": '"setuptools<82"', "yaml": "pyyaml"}
+"""What to install for modules of other names, which a peer needs without saying so."""
+
+
 def _absent(module: str, package: str) -> str | None:
     try:
         importlib.import_module(module)
     except ModuleNotFoundError as error:
         lacking = str(error.name).partition(".")[0]
         own = lacking == module.partition(".")[0]
-        return f"not installed: pip install {package if own else lacking}"
+        return f"not installed: pip install {package if own else _PROVIDERS.get(lacking, lacking)}"
     except (ImportError, AttributeError, OSError, RuntimeError) as error:
         return f"cannot be imported: {error}"
     return None

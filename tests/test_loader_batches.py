@@ -10,7 +10,7 @@ import types
 import warnings
 import weakref
 from collections import OrderedDict, UserDict, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -1301,7 +1301,7 @@ class Closed:
     """Moves itself, and keeps its tensor in a closure."""
 
     def __init__(self, x: Tensor) -> None:
-        self.ask = lambda: x
+        self.ask: Callable[[], Tensor] = lambda: x
 
     def to(self, device: torch.device) -> Closed:
         return Closed(self.ask().to(device, copy=True))

@@ -174,6 +174,12 @@ def test_a_package_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "no_such", None)  # as `import` takes it: not to be had
     assert missing(peer, CUDA) == "not installed: pip install no-such"
 
+    def lack(name: str) -> Any:
+        raise ModuleNotFoundError(name, name="pkg_resources")
+
+    monkeypatch.setattr("importlib.import_module", lack)
+    assert missing(peer, CUDA) == 'not installed: pip install "setuptools<82"'
+
     def fail(name: str) -> Any:
         raise OSError(f"{name}: libcuda.so.1 is missing")
 
