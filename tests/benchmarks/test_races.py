@@ -1,3 +1,4 @@
+import importlib
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -177,13 +178,13 @@ def test_a_package_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPa
     def lack(name: str) -> Any:
         raise ModuleNotFoundError(name, name="pkg_resources")
 
-    monkeypatch.setattr("importlib.import_module", lack)
+    monkeypatch.setattr(importlib, "import_module", lack)
     assert missing(peer, CUDA) == 'not installed: pip install "setuptools<82"'
 
     def fail(name: str) -> Any:
         raise OSError(f"{name}: libcuda.so.1 is missing")
 
-    monkeypatch.setattr("importlib.import_module", fail)
+    monkeypatch.setattr(importlib, "import_module", fail)
     assert missing(peer, CUDA) == "cannot be imported: no_such: libcuda.so.1 is missing"
 
 
