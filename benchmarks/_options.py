@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,17 @@ from benchmarks._loaders import RECIPES
 from benchmarks._models import IMAGE_SIZES, STEPS
 from benchmarks._shards import SOURCES
 
-__all__ = ["ALONE", "CEILING", "LOADERS", "Machine", "Options", "machine", "parse", "resolved"]
+__all__ = [
+    "ALONE",
+    "CEILING",
+    "LOADERS",
+    "Machine",
+    "Options",
+    "describe",
+    "machine",
+    "parse",
+    "resolved",
+]
 
 ALONE = "alone"
 CEILING = "ceiling"
@@ -105,6 +116,18 @@ def machine() -> Machine:
     usable = getattr(os, "sched_getaffinity", None)
     cpus = len(usable(0)) if usable else os.cpu_count() or 1
     return Machine(found.type if found else None, cpus)
+
+
+def describe(device: torch.device) -> dict[str, Any]:
+    """What it ran on."""
+    on_cuda = device.type == "cuda"
+    return {
+        "device": torch.cuda.get_device_name(device) if on_cuda else device.type.upper(),
+        "cpus": machine().cpus,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda if on_cuda else None,
+        "python": platform.python_version(),
+    }
 
 
 def parse(arguments: Sequence[str] | None) -> tuple[Options, ...]:

@@ -180,6 +180,9 @@ class Hidden:
     def __init__(self, *tensors: Tensor) -> None:
         self.ask: Callable[[], tuple[Tensor, ...]] = lambda: tensors
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Hidden:
+        return Hidden(*(tensor.clone() for tensor in self.ask()))
+
     def to(self, device: torch.device, *, non_blocking: bool = False) -> Hidden:
         """One on `device`."""
         return Hidden(*(tensor.to(device, non_blocking=non_blocking) for tensor in self.ask()))

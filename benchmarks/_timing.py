@@ -24,12 +24,14 @@ block by time has at least `ROUNDS_IN_BLOCK` of them. And what does not train ha
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -49,6 +51,7 @@ __all__ = [
     "schedule",
     "settle",
     "steps_in_block",
+    "whole_rounds",
 ]
 
 QUEUES_IN_BLOCK = 3
@@ -106,6 +109,20 @@ def schedule(loaders: Sequence[str], bookend: str, rounds: int, seed: int) -> li
     for number in range(rounds):
         turns += [Turn(loader, number) for loader in draw.sample(loaders, len(loaders))]
     return [*turns, Turn(bookend, None)]
+
+
+def whole_rounds(
+    blocks: Sequence[Block], loaders: Collection[str], bookend: str
+) -> tuple[int, list[Block]]:
+    """What an interrupted run is worth: how many rounds are complete, and their blocks.
+
+    The `bookend` of the last of them stands for the one that would have ended the run.
+    """
+    found = Counter(block.round for block in blocks if block.round is not None)
+    whole = [number for number, count in found.items() if count == len(loaders)]
+    kept = [block for block in blocks if block.round is None or block.round in whole]
+    ends = [dataclasses.replace(b, round=None) for b in kept if b.loader == bookend]
+    return len(whole), [*kept, *ends[-1:]] if whole else []
 
 
 def steps_in_block(step_seconds: float, in_hand: int, block_seconds: float, late: int) -> int:

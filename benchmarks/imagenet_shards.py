@@ -5,6 +5,8 @@
     scripts/bench --source shards --shards DIR      on tar shards of JPEGs, and peers beside
     scripts/bench ... --workers 2,4,8,14            a run for each number, and a table of them all
 
+Interrupted (Ctrl-C, or a `timeout`), it reports the rounds that are complete.
+
 The ceiling is the same step on one transformed batch that stays on the device. Loaders are measured
 in interleaved blocks: NOTE [A block] in _timing.py says how, NOTE [Intervals] in _summary.py what
 the intervals mean.
@@ -22,18 +24,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import platform
+import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from benchmarks import _freeze, _models, _report, _summary, _sweep, _timing
 from benchmarks._feeds import Feed, Pair, Setup
 from benchmarks._loaders import RECIPES
-from benchmarks._options import CEILING, Options, machine, parse
+from benchmarks._options import CEILING, Options, describe, machine, parse
 from benchmarks._peers import absent
 from benchmarks._plot import draw
 from benchmarks._report import Run
@@ -111,9 +112,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     bench = prepare(first)
     about = describe(bench.device)
     runs = []
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     for options in wanted:
         runs.append(measured(bench, options))
         print(_report.report(runs[-1], about), flush=True)
+        if runs[-1].options.blocks < options.blocks:
+            break  # interrupted
     if len(runs) > 1:
         print("", *_sweep.report(runs), sep="\n")
     if first.json:
@@ -146,6 +150,8 @@ def measured(bench: Bench, options: Options) -> Run:
     loaders = tuple(name for name in options.loaders if name not in missing)
     options = _completed(bench, dataclasses.replace(options, loaders=loaders))
     alone, blocks = run(dataclasses.replace(bench, options=options))
+    rounds = sum(block.loader == CEILING for block in blocks) - 2  # fewer if it was interrupted
+    options = dataclasses.replace(options, blocks=rounds)
     return Run(options, _summary.rows(blocks, CEILING, alone), blocks, missing)
 
 
@@ -223,16 +229,25 @@ def _completed(bench: Bench, options: Options) -> Options:
 
 
 def run(bench: Bench) -> tuple[dict[str, int | None], list[Block]]:
-    """All blocks, in order, and what each loader added to the device's memory when opened."""
+    """All blocks, in order, and what each loader added to the device's memory when opened.
+
+    Raises:
+        KeyboardInterrupt: It was interrupted before a round was complete.
+    """
     options, memory = bench.options, Memory(bench.device)
     turns = _timing.schedule(options.loaders, CEILING, options.blocks, options.seed)
     progress = require("tqdm").tqdm(turns, unit="block", dynamic_ncols=True)
     with contextlib.ExitStack() as stack, progress:
         opened, alone = _open_all(bench, stack, memory)
-        blocks = []
-        for turn in progress:
-            progress.set_postfix_str(f"{turn.loader}, {options.workers} workers")
-            blocks.append(_block(bench, turn, opened[turn.loader], memory))
+        blocks: list[Block] = []
+        try:
+            for turn in progress:
+                progress.set_postfix_str(f"{turn.loader}, {options.workers} workers")
+                blocks.append(_block(bench, turn, opened[turn.loader], memory))
+        except KeyboardInterrupt:
+            rounds, blocks = _timing.whole_rounds(blocks, options.loaders, CEILING)
+            if not rounds:
+                raise
     return alone, blocks
 
 
@@ -322,18 +337,6 @@ def _block(bench: Bench, turn: _timing.Turn, opened: Opened, memory: Memory) -> 
     if workers:
         workers.stop()
     return block
-
-
-def describe(device: torch.device) -> dict[str, Any]:
-    """What it ran on."""
-    on_cuda = device.type == "cuda"
-    return {
-        "device": torch.cuda.get_device_name(device) if on_cuda else device.type.upper(),
-        "cpus": machine().cpus,
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda if on_cuda else None,
-        "python": platform.python_version(),
-    }
 
 
 if __name__ == "__main__":

@@ -22,14 +22,14 @@ import dataclasses
 import gc
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks._board import Blank, Cell, Row, as_json, blank, chosen, table
+from benchmarks._board import Blank, Cell, Row, as_json, blank, chosen, table, verdict
 from benchmarks._contestants import CONTESTANTS, Contestant, Transform, missing
 from benchmarks._memory import MEMORY
 from benchmarks._setting import Setting
@@ -94,8 +94,8 @@ def _version(contestant: Contestant) -> str:
 
 def board(
     names: Sequence[str], trials: Sequence[str], device: torch.device, depth: int, count: int
-) -> list[Row]:
-    """All rows, one after another.
+) -> Iterator[Row]:
+    """All rows, each as soon as it is complete.
 
     Args:
         names: Contestants.
@@ -104,12 +104,10 @@ def board(
         depth: How many batches ahead, for those that let one choose.
         count: Batches of a trial, a multiple of four.
     """
-    rows = []
     for name in names:
         row, seconds = _row(name, trials, device, depth, count)
-        print(f"{name}: {seconds:.1f} s", flush=True)
-        rows.append(row)
-    return rows
+        print(f"{name}: {verdict(row)} ({seconds:.1f} s)", flush=True)
+        yield row
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -127,14 +125,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(str(error))
     start = time.perf_counter()
     count = QUICK if given.quick else COUNT
-    rows = board(names, trials, device, given.depth, count)
+    rows: list[Row] = []
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU: no races"
+    for row in board(names, trials, device, given.depth, count):
+        rows.append(row)
+        if given.json:  # each time, so that one that ends the process leaves what was before it
+            data = {"benchmark": "races", "device": where, "torch": torch.__version__}
+            text = json.dumps(data | {"count": count, "rows": as_json(rows)}, indent=1)
+            given.json.write_text(text + "\n", encoding="utf-8")
     print(f"\ntorch {torch.__version__} on {where}, {time.perf_counter() - start:.0f} s in all\n")
     print(*table(rows, {key: ALL[key] for key in trials}), sep="\n")
-    if given.json:
-        data = {"benchmark": "races", "device": where, "torch": torch.__version__, "count": count}
-        text = json.dumps(data | {"rows": as_json(rows)}, indent=1)
-        given.json.write_text(text + "\n", encoding="utf-8")
 
 
 def _device(name: str) -> torch.device:

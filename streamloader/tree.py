@@ -232,12 +232,14 @@ def reachable(thing: Any) -> list[Tensor]:
 
 def _referents(node: Any) -> list[Any]:
     """What an object refers to; of code only what it holds, since it leads to everything."""
-    if isinstance(node, (type, types.ModuleType)):
+    if isinstance(node, types.ModuleType):
         return []
+    if isinstance(node, type):  # one that a function made can hold what the function had
+        return list(vars(node).values()) if "<locals>" in node.__qualname__ else []
     if isinstance(node, types.FunctionType):
         return [node.__closure__, node.__defaults__, node.__kwdefaults__, vars(node)]
     if isinstance(node, Tensor):
-        return list(vars(node).values())
+        return [*vars(node).values(), node.grad if node.is_leaf else None]
     return gc.get_referents(node)
 
 

@@ -613,7 +613,6 @@ def with_gradient(content: Tensor) -> Tensor:
     return leaf
 
 
-@pytest.mark.xfail(reason="classes and gradients are not looked into")
 @pytest.mark.parametrize("wrap", [of_a_local_class, with_gradient])
 def test_a_tensor_is_found_in_a_class_of_its_own_and_as_a_gradient(
     wrap: Callable[[Tensor], Any],

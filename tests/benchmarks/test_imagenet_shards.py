@@ -1,7 +1,10 @@
 import dataclasses
+import itertools
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +18,9 @@ from tests.benchmarks.test_report import OPTIONS
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
     threads, benchmark = torch.get_num_threads(), torch.backends.cudnn.benchmark
+    on_term = signal.getsignal(signal.SIGTERM)
     yield
+    signal.signal(signal.SIGTERM, on_term)
     torch.set_num_threads(threads)
     torch.backends.cudnn.benchmark = benchmark
 
@@ -50,6 +55,30 @@ def test_a_sweep_is_a_run_for_each_number_of_workers(
     assert found["workers"] == [1, 2]
     assert [len(run["blocks"]) for run in found["sweep"]] == [1 * 3 + 2, 2 * 3 + 2]
     assert picture.stat().st_size > 0
+
+
+@pytest.mark.parametrize("done", [1, 5])
+def test_an_interrupted_run_reports_the_rounds_that_are_complete(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], done: int
+) -> None:
+    block, count = imagenet_shards._block, itertools.count(1)
+
+    def interrupted(*arguments: Any) -> Any:
+        if next(count) > done:
+            signal.raise_signal(signal.SIGTERM)
+        return block(*arguments)
+
+    monkeypatch.setattr(imagenet_shards, "_block", interrupted)
+    settings = "--device cpu --model small --batch-size 4 --blocks 9,9 --steps 2"
+    arguments = [*settings.split(), "--workers", "1,2", "--loaders", "plain,pinned"]
+    if done == 1:
+        with pytest.raises(KeyboardInterrupt):
+            imagenet_shards.main(arguments)
+        return
+    imagenet_shards.main(arguments)
+    out = capsys.readouterr().out
+    assert "1 blocks of 2 steps" in out
+    assert "workers: 2" not in out
 
 
 def test_blocks_of_shards_are_of_whole_rounds_of_the_workers() -> None:

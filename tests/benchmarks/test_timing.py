@@ -17,7 +17,9 @@ from benchmarks._timing import (
     schedule,
     settle,
     steps_in_block,
+    whole_rounds,
 )
+from tests.benchmarks.test_summary import block
 
 LOADERS = ["plain", "pinned", "stream", "ceiling"]
 
@@ -41,6 +43,18 @@ def test_the_order_changes_and_depends_on_the_seed_alone() -> None:
     assert len(orders) > 3
     assert turns == schedule(LOADERS, "ceiling", rounds=7, seed=1)
     assert turns != schedule(LOADERS, "ceiling", rounds=7, seed=2)
+
+
+@pytest.mark.parametrize(("measured", "rounds"), [(4, 0), (5, 1), (8, 1), (9, 2), (11, 2)])
+def test_an_interrupted_run_is_its_whole_rounds_and_ends_with_the_bookend(
+    measured: int, rounds: int
+) -> None:
+    turns = schedule(LOADERS, "ceiling", rounds=3, seed=0)
+    blocks = [block(turn.loader, turn.round, 100) for turn in turns[:measured]]
+    found, kept = whole_rounds(blocks, LOADERS, "ceiling")
+    assert found == rounds
+    whole = [*turns[: 1 + 4 * rounds], turns[-1]] if rounds else []
+    assert [Turn(b.loader, b.round) for b in kept] == whole
 
 
 @pytest.mark.parametrize(
