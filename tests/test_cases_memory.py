@@ -23,8 +23,8 @@ from typing_extensions import override
 from streamloader import StreamLoader
 from streamloader.checker import CheckedDevice
 from streamloader.testing import FakeDevice
-from tests.loaders import SWEPT, batches, fill, ids
-from tests.scenarios import NBYTES, double, floats, run, settle, step
+from tests.loaders import SWEPT, batches, devices, fill
+from tests.scenarios import LATE, NBYTES, double, floats, run, settle, step
 
 ROOT = Path(__file__).parent.parent
 AHEAD = SWEPT[1:]
@@ -89,7 +89,10 @@ def test_a04_a_copy_that_holds_nothing_reads_what_was_dropped() -> None:
     assert set(arena.tolist()) == {0x5A}
 
 
-def test_a04_foreign_pinned_memory_that_its_source_drops_arrives_1000_times() -> None:
+def test_a04_foreign_pinned_memory_that_its_source_drops_arrives_1000_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Tensor, "is_pinned", lambda *_: True)
     device, foreign = Raw(looks=2), Foreign()
     source = (foreign.put(fill(number, LARGE)) for number in range(1000))
     got = [first(batch) for batch in StreamLoader(source, device)]
@@ -247,26 +250,30 @@ def test_b04_workers_that_hand_over_large_batches_pin_no_more() -> None:
 # -- A02, A03: buffers that are used again ------------------------------------------------------------
 
 
+def one_buffer(count: int) -> Iterator[Tensor]:
+    """Fills the same memory for every batch."""
+    buffer = torch.empty(NBYTES // 4)
+    for number in range(count):
+        yield buffer.fill_(number)
+
+
 @pytest.mark.parametrize("depth", AHEAD)
-def test_a02_200_batches_through_the_slabs_of_a_device_that_is_far_behind(depth: int) -> None:
-    device = Raw(looks=10)
-
-    def source() -> Iterator[Tensor]:
-        buffer = torch.empty(64, dtype=torch.int64)
-        for number in range(200):
-            yield buffer.fill_(number)
-
-    assert ids(StreamLoader(source(), device, prefetch_batches=depth)) == list(range(200))
+def test_a02_no_buffer_is_refilled_before_its_copy_is_over_in_200_batches(depth: int) -> None:
+    """Not the source's one, and none of the loader's own, though the device is far behind."""
+    device = CheckedDevice(looks=LATE)
+    total, got = device.put(torch.zeros(NBYTES // 4)), []
+    with device.on(device.current()):
+        for batch in StreamLoader(one_buffer(200), device, prefetch_batches=depth):
+            step(total, batch)
+            got.append(int(batch[0]))
+    device.verify()
+    assert got == list(range(200))
     assert len(device.verbs("slab")) == depth + 2  # each was used again, many times
 
 
-@pytest.mark.parametrize("depth", SWEPT)
-def test_a03_ten_batches_of_one_buffer_can_be_kept(depth: int) -> None:
-    def source() -> Iterator[Tensor]:
-        buffer = torch.empty(4, dtype=torch.int64)
-        for number in range(10):
-            yield buffer.fill_(number)
-
-    assert [int(batch[0]) for batch in list(source())] == [9] * 10  # it can go wrong
-    kept = list(StreamLoader(source(), FakeDevice(), prefetch_batches=depth))
+@pytest.mark.parametrize("make_device", devices())
+@pytest.mark.parametrize("depth", AHEAD)
+def test_a03_ten_batches_of_one_buffer_can_be_kept(depth: int, make_device: Any) -> None:
+    assert [int(batch[0]) for batch in list(one_buffer(10))] == [9] * 10  # it can go wrong
+    kept = list(StreamLoader(one_buffer(10), make_device(), prefetch_batches=depth))
     assert [int(batch[0]) for batch in kept] == list(range(10))
