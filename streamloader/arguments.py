@@ -140,7 +140,7 @@ def advise(loader: object) -> None:
 
 
 def advice(error: RuntimeError) -> str | None:
-    """What to add to a source's error, if something helps. (Torch's own advice is to spawn.)"""
+    """What to add to a source's error, if anything. Torch's own advice on this one is to spawn."""
     if "CUDA in forked subprocess" not in str(error):
         return None
     return (

@@ -51,7 +51,7 @@ def threads() -> int:
     return threading.active_count()
 
 
-# -- C01, C05: nothing is left behind -------------------------------------------------------------
+# -- C01, C05: nothing is left behind ------------------------------------------------------------
 
 
 def first_of(loader: Any) -> None:
@@ -157,7 +157,7 @@ def test_c05_300_loaders_leave_nothing_behind() -> None:
     assert len(alive) == 0
 
 
-# -- C02: errors of the legs between the source and the transforms ----------------------------------
+# -- C02: errors of the legs between the source and the transforms -------------------------------
 
 
 class Failing(FakeDevice):
@@ -220,7 +220,7 @@ def test_c02_an_error_in_an_objects_own_to_comes_after_the_batches_before_it(dep
         next(iterator)
 
 
-# -- C06: closing, in each state that a pass can be in ----------------------------------------------
+# -- C06: closing, in each state that a pass can be in -------------------------------------------
 
 
 class State:
@@ -326,7 +326,7 @@ def test_c06_leaving_is_quick_in_every_state(
     assert ids(loader) == list(range(30))
 
 
-# -- C04, C07: workers ----------------------------------------------------------------------------
+# -- C04, C07: workers ---------------------------------------------------------------------------
 
 
 PRELUDE = """

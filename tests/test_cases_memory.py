@@ -32,7 +32,7 @@ LARGE = 1 << 17
 """Elements of a tensor that is sent from where it lies, if its loader has pinned it: 1 MB."""
 
 
-# -- A04: pinned memory that no allocator of torch's watches over -----------------------------------
+# -- A04: pinned memory that no allocator of torch's watches over --------------------------------
 
 
 class Foreign:
@@ -117,7 +117,7 @@ def test_a04_foreign_pinned_memory_of_a_dataloader_is_held_until_its_copy_is_ove
     assert foreign.made <= 2 + 4
 
 
-# -- B01: streams, and what each strands ------------------------------------------------------------
+# -- B01: streams, and what each strands ---------------------------------------------------------
 
 
 def test_b01_40_epochs_have_the_streams_and_the_slabs_of_one() -> None:
@@ -135,7 +135,7 @@ def test_b01_40_epochs_have_the_streams_and_the_slabs_of_one() -> None:
     assert device.arenas <= 1  # the one that this test's own total has
 
 
-# -- B02: however far Python runs ahead -------------------------------------------------------------
+# -- B02: however far Python runs ahead ----------------------------------------------------------
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
@@ -151,7 +151,7 @@ def test_b02_200_steps_that_are_only_launched_keep_to_the_bound(depth: int) -> N
     assert device.peak - NBYTES <= (depth + 2) * NBYTES
 
 
-# -- B03: descriptors -------------------------------------------------------------------------------
+# -- B03: descriptors ----------------------------------------------------------------------------
 
 
 DESCRIPTORS = """
@@ -203,7 +203,7 @@ def test_b03_all_batches_of_four_workers_can_be_kept_with_256_descriptors() -> N
     assert described("wrapped") == "all True\n"
 
 
-# -- B04: pinned memory -----------------------------------------------------------------------------
+# -- B04: pinned memory --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("depth", AHEAD)
@@ -247,7 +247,7 @@ def test_b04_workers_that_hand_over_large_batches_pin_no_more() -> None:
     assert multiprocessing.active_children() == []
 
 
-# -- A02, A03: buffers that are used again ------------------------------------------------------------
+# -- A02, A03: buffers that are used again -------------------------------------------------------
 
 
 def one_buffer(count: int) -> Iterator[Tensor]:

@@ -47,7 +47,7 @@ class Growing:
         return iter(range(len(self.items)))
 
 
-# -- D: the protocol --------------------------------------------------------------------------------
+# -- D: the protocol -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("total", [None, 5])
@@ -123,7 +123,7 @@ def test_d07_a_calibration_on_workers_shows_nothing_in_the_epoch_after_it(
     assert [batch.tolist() for batch in kept] == [[0, 1], [2, 3], [4, 5]]
 
 
-# -- E: what is in a batch --------------------------------------------------------------------------
+# -- E: what is in a batch -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("depth", SWEPT)
@@ -151,7 +151,7 @@ def test_e10_a_bare_tensor_and_a_one_tuple(depth: int, make_device: Any) -> None
     ]
 
 
-# -- F: workers -------------------------------------------------------------------------------------
+# -- F: workers ----------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -172,8 +172,9 @@ class OnTheGpu(Numbers):
     """Its samples are moved to the GPU, in a worker."""
 
     def __getitem__(self, index: int) -> Tensor:
-        torch.cuda._is_in_bad_fork = lambda: True  # as after model.cuda() in the parent
-        torch.cuda.init()
+        cuda: Any = torch.get_device_module("cuda")
+        cuda._is_in_bad_fork = lambda: True  # as after model.cuda() in the parent
+        cuda.init()
         raise AssertionError("torch should have refused")
 
 
@@ -197,7 +198,7 @@ def test_f02_other_errors_are_left_as_they_are() -> None:
     assert not getattr(caught.value, "__notes__", [])
 
 
-# -- G: samplers and epochs -------------------------------------------------------------------------
+# -- G: samplers and epochs ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("depth", SWEPT)

@@ -180,7 +180,7 @@ def test_the_public_names_are_these() -> None:
     assert all(hasattr(streamloader, name) for name in streamloader.__all__)
 
 
-# -- the table of cases names tests that exist -------------------------------------------------------
+# -- the table of cases names tests that exist --------------------------------------------------
 
 GROUPS = {"A": 6, "B": 4, "C": 7, "D": 7, "E": 10, "F": 4, "G": 3}
 """How many cases there are in each group that is complete. E09 was left out from the start."""

@@ -53,7 +53,7 @@ def right(count: int) -> list[int]:
     return [number % 251 * ROWS for number in range(count)]
 
 
-# -- A ----------------------------------------------------------------------------------------------
+# -- A -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
@@ -133,7 +133,7 @@ def test_a04_foreign_pinned_memory_of_a_dataloader_is_held_until_its_copy_is_ove
     assert len(foreign.made) <= 10
 
 
-# -- B ----------------------------------------------------------------------------------------------
+# -- B -------------------------------------------------------------------------------------------
 
 
 class Rows(Dataset[Tensor]):
@@ -178,7 +178,7 @@ def test_b04_pinned_memory_reaches_a_ceiling_and_is_not_doubled(
     assert grown <= (8 * 8 + 4 + 4) * 2 * MIB
 
 
-# -- C ----------------------------------------------------------------------------------------------
+# -- C -------------------------------------------------------------------------------------------
 
 
 INTERRUPTED = """
@@ -228,7 +228,7 @@ def test_c03_after_ctrl_c_the_gpus_memory_is_free() -> None:
     assert torch.cuda.mem_get_info()[0] > before - (1 << 30)
 
 
-# -- E ----------------------------------------------------------------------------------------------
+# -- E -------------------------------------------------------------------------------------------
 
 
 class Pair(NamedTuple):
@@ -308,7 +308,8 @@ def test_e04_every_sparse_layout_arrives_beside_dense_tensors(layout: torch.layo
 
 
 def test_e06_an_object_that_takes_only_a_device_is_moved() -> None:
-    (moved,) = StreamLoader([{"a": DeviceOnly(fill(3, 9)), "x": fill(1, 9)}], "cuda")
+    batch: dict[str, Any] = {"a": DeviceOnly(fill(3, 9)), "x": fill(1, 9)}
+    (moved,) = StreamLoader([batch], "cuda")
     assert moved["a"].x.is_cuda
     assert moved["x"].is_cuda
 
@@ -328,7 +329,7 @@ def test_e08_a_tensor_on_another_gpu_is_moved(depth: int) -> None:
     assert moved["other"].tolist() == [2, 2, 2]
 
 
-# -- F ----------------------------------------------------------------------------------------------
+# -- F -------------------------------------------------------------------------------------------
 
 
 def test_f02_with_cuda_in_use_workers_are_forked_and_transforms_run_here() -> None:
