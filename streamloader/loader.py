@@ -20,7 +20,7 @@ from streamloader.device import Device, DeviceLike, check, resolve
 from streamloader.epoch import Epoch, inline
 from streamloader.slabs import Slabs
 from streamloader.source import Source
-from streamloader.stages import Pipeline, Transform
+from streamloader.stages import Pipeline, Transform, note
 from streamloader.stats import Meter, Stats
 from streamloader.window import Window
 
@@ -119,6 +119,14 @@ class StreamLoader(Generic[Batch_co]):
         return self._pass()
 
     def _pass(self) -> Iterator[Batch_co]:
+        try:
+            yield from self._batches()
+        except RuntimeError as error:
+            if advice := arguments.advice(error):
+                note(error, advice)
+            raise
+
+    def _batches(self) -> Iterator[Batch_co]:
         depth = 0 if os.environ.get("STREAMLOADER_DISABLE") == "1" else self._depth
         device, pipeline = self._settled()
         context, meter = self._begin()

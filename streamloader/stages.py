@@ -25,7 +25,7 @@ from streamloader.batch import GONE, Batch, Dress
 from streamloader.context import Context
 from streamloader.device import Device, Stream
 
-__all__ = ["Pipeline", "Transform", "on"]
+__all__ = ["Pipeline", "Transform", "note", "on"]
 
 Transform: TypeAlias = Callable[[Any], Any]
 
@@ -220,6 +220,11 @@ def _explain(error: Exception, transform: Transform, value: Any) -> None:
             "; a transform gets the whole batch: to give it one part, wrap it, as in "
             f"transform=on({_first_key(value)!r}, {_name(transform)})"
         )
+    note(error, text)
+
+
+def note(error: Exception, text: str) -> None:
+    """Adds `text` to what is shown of `error`."""
     if hasattr(error, "add_note"):
         error.add_note(text)
     elif error.args and isinstance(error.args[0], str):  # Python 3.10

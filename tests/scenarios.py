@@ -19,6 +19,7 @@ from streamloader.checker import CheckedDevice
 
 __all__ = [
     "COUNT",
+    "LATE",
     "NBYTES",
     "SCENARIOS",
     "Make",

@@ -879,7 +879,7 @@ def test_f03_workers_can_be_started_by_other_methods(method: str) -> None:
             plain = DataLoader(
                 Numbers(), batch_size=2, num_workers=1, multiprocessing_context="{method}"
             )
-            loader = StreamLoader(plain)
+            loader = StreamLoader(plain, transform=lambda batch: batch)  # stays in this process
             print([batch.tolist() for batch in loader])
         """
     )
