@@ -104,11 +104,16 @@ class Epoch:
         self._ended = False
         pipeline.begin()
         self.source = Source(
-            iterator, first, pack, permits=depth + 1, changed=slabs.changed, state=device.inherit()
+            iterator, first, pack, permits=0, changed=slabs.changed, state=device.inherit()
         )
 
     def batches(self) -> Iterator[Any]:
-        """The pass, batch by batch."""
+        """The pass, batch by batch.
+
+        Nothing is pulled before it is asked for: who closes the loader when the source is inside a
+        pull should find this pass among the live ones.
+        """
+        self.source.permit(self._depth + 1)
         for number in itertools.count():  # pragma: no branch
             with self._inside:
                 held = self._next(number)

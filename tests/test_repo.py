@@ -168,6 +168,7 @@ def test_importing_streamloader_imports_no_optional_dependency() -> None:
     assert added & OPTIONAL == set()
 
 
+@pytest.mark.slow
 def test_an_optional_dependency_that_is_imported_is_found() -> None:
     assert "webdataset" in modules_added_by("import webdataset") & OPTIONAL
 

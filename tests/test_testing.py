@@ -227,6 +227,7 @@ def test_a_tensor_without_one_storage_is_not_held() -> None:
     assert not FakeDevice().holds(torch.eye(2).to_sparse())
 
 
+@pytest.mark.slow
 def test_arenas_are_counted_while_a_tensor_on_them_lives() -> None:
     device = FakeDevice()
     arena = device.arena(8)
