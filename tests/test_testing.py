@@ -169,8 +169,8 @@ def test_a_pipeline_that_forgets_to_wait_gives_out_garbage(transforms: list[Any]
         batch = pack(0, content(1), lambda: False)
         assert batch is not None
         pipeline.send(batch)
-        pipeline.transform(batch, Context(None, 0, 0, 0))
-        return pipeline.hand_over(batch, Context(None, 0, 0, 0))
+        pipeline.transform(batch, Context(0, 0, 0, 0, apart=False))
+        return pipeline.hand_over(batch, Context(0, 0, 0, 0, apart=False))
 
     assert torch.equal(through(FakeDevice()), content(1))
     assert torch.equal(through(NeverWaits()), content(GARBAGE))
