@@ -41,7 +41,7 @@ from __future__ import annotations
 
 from streamloader.loader import StreamLoader
 from streamloader.stats import Counts, Stats
-from streamloader.transforms import on
+from streamloader.transforms import Planned, on
 
-__all__ = ["Counts", "Stats", "StreamLoader", "on"]
+__all__ = ["Counts", "Planned", "Stats", "StreamLoader", "on"]
 __version__ = "0.1.0"

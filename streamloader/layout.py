@@ -42,7 +42,7 @@ class Spec(NamedTuple):
         dtype: Its dtype.
         nbytes: Bytes of that range.
         pinned: Whether it is sent from where it lies instead of from the slab.
-        shares: Whether it goes with the small ones whatever its size: nobody will keep it.
+        shares: Whether it goes with the small ones up to LARGE: it is not handed to the user.
     """
 
     shape: tuple[int, ...]
@@ -119,7 +119,7 @@ def _alone(specs: Sequence[Spec]) -> list[int]:
     return sorted(
         number
         for rank, number in enumerate(by_size)
-        if specs[number].nbytes >= (MEDIUM if rank < FEW else LARGE) and not specs[number].shares
+        if specs[number].nbytes >= (MEDIUM if rank < FEW and not specs[number].shares else LARGE)
     )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import ctypes
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -159,7 +158,7 @@ class _Leaves:
         if here and not self.device.host:
             self.present.append(leaf)
             return leaf
-        self.nbytes += _bytes(leaf)
+        self.nbytes += 0 if leaf is self.table else _bytes(leaf)
         if isinstance(leaf, Tensor) and not here and _plain(leaf):
             return self._go(leaf)
         self.opaque = self.opaque or not here
@@ -193,7 +192,8 @@ def _plain(tensor: Tensor) -> bool:
 def _copied(leaf: Any) -> Any:
     """A leaf in memory of its own. What is on another device is left to its own stream."""
     if not isinstance(leaf, Tensor):
-        return _copied_object(leaf)
+        memo = {id(tensor): _copied(tensor) for tensor in tree.reachable(leaf)}
+        return copy.deepcopy(leaf, memo)  # but not what a function of it holds: README
     if leaf.device.type != "cpu":
         return leaf
     copied = leaf.detach().clone()
@@ -201,18 +201,3 @@ def _copied(leaf: Any) -> Any:
         return copied.requires_grad_(leaf.requires_grad)
     dress = Dress.of(leaf)
     return dress.put_on(copied) if dress else copied
-
-
-def _copied_object(thing: Any) -> Any:
-    """A deep copy; warns of what it shares with `thing`: functions are never copied."""
-    tensors = tree.reachable(thing, classes=False)
-    copied = copy.deepcopy(thing, {id(tensor): _copied(tensor) for tensor in tensors})
-    own = {id(tensor) for tensor in tensors if tensor.device.type == "cpu"}
-    if any(id(tensor) in own for tensor in tree.reachable(copied, classes=False)):
-        warnings.warn(
-            f"a batch has a {type(thing).__qualname__} that keeps a tensor in a function, where "
-            "copy.deepcopy leaves it: if the source writes that tensor again, batches that wait "
-            "change. Give the class a __deepcopy__, or load in workers (num_workers >= 1)",
-            stacklevel=2,
-        )
-    return copied

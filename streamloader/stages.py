@@ -94,7 +94,9 @@ class Pipeline:
     def whole(self, value: Any, context: Context) -> Any:
         """Plans, moves and transforms a batch that is on the host, on the current stream."""
         table = self.plan(value, context)
-        return self.finish(value if table is None else Tabled(value, table), context)
+        held = [value if table is None else Tabled(value, table)]
+        del value  # only `finish` keeps it, for as long as it needs it
+        return self.finish(held.pop(), context)
 
     def finish(self, value: Any, context: Context) -> Any:
         """Moves what has not moved yet and transforms the batch, on the current stream."""
@@ -158,10 +160,10 @@ class Pipeline:
 
     def _later(self, stage: int, batch: Batch, context: Context) -> None:
         """Plans for a transform whose input nobody knew before; its table is sent on its own."""
-        table = self._table(stage, batch.value, context).contiguous()
+        table = self._table(stage, batch.value, context)
         with self._device.on(self._copy_stream):
             arena = self._device.arena(table.nbytes)
-            # From pageable memory: so little the driver stages without waiting.
+            # From pageable memory: up to 64 KB are staged by the driver without waiting.
             self._device.copy(arena, table.view(-1).view(torch.uint8))
             sent = self._device.record(self._copy_stream)
         self._device.wait(self._streams[stage], sent)
@@ -172,8 +174,12 @@ class Pipeline:
     def _table(self, stage: int, value: Any, context: Context) -> Tensor:
         plan = self._plans[stage]
         assert plan is not None
-        with self._explained(stage, value):
-            return plan.plan(value, context._replace(stage=stage))
+        # In whichever thread: nothing of the caller's modes, or tables would depend on the depth.
+        with self._explained(stage, value), self._neutral(), torch.device("cpu"):
+            table: Any = plan.plan(value, context._replace(stage=stage, apart=True))
+            if not (isinstance(table, Tensor) and table.device.type == "cpu"):
+                raise TypeError(f"plan must return a tensor on the CPU, got {table!r}")
+            return table.contiguous()
 
     @contextmanager
     def _explained(self, stage: int, value: Any) -> Iterator[None]:

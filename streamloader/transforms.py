@@ -3,39 +3,60 @@
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
+import torch
 from torch import Tensor
+from typing_extensions import override
 
 from streamloader import tree
-from streamloader.context import Context
+from streamloader.context import Context, rank
 
 __all__ = ["Planned", "Tabled", "Transform", "explain", "note", "on", "planned", "seeds"]
 
 Transform: TypeAlias = Callable[[Any], Any]
 
 
-@runtime_checkable
-class Planned(Protocol):
-    """A transform that decides on the host what it does on the device.
+class Planned(ABC):
+    """A transform that decides on the host what it does on the device: inherit from it.
 
-    The loader plans the first transform before the batch is copied, in the loader thread, and the
-    table travels with the batch's small tensors. It is a matter of shapes and of the context alone,
-    so the same batches come whatever the depth, the thread or the number of workers.
+    The loader plans the first transform before the batch is copied, and the table travels with the
+    batch's small tensors (below 1 MiB: then a label that is kept keeps it too). Later transforms
+    are planned when their input is known, and their tables sent on their own. A table is a matter
+    of shapes and of the context alone, so the same batches come whatever the depth, the thread or
+    the number of workers.
     """
 
+    _calls: ClassVar[int] = 0
+
+    @abstractmethod
     def plan(self, batch: Any, context: Context) -> Tensor:
-        """What is to be done with a batch: a CPU tensor, of which only its `run` knows the meaning.
+        """What is to be done with a batch, on the CPU; only `run` knows what it means.
+
+        Called in the loader thread or in the caller's, at the same time perhaps. It draws from no
+        generator but such as it keys by the context.
 
         Args:
             batch: On the host if this is the first transform. Only shapes and dtypes may be read.
             context: What randomness may depend on.
         """
 
+    @abstractmethod
     def run(self, batch: Any, table: Tensor) -> Any:
-        """Does it, on the device, where both are."""
+        """Does it, where both are, and draws nothing."""
+
+    def __call__(self, batch: Any) -> Any:
+        """Plans and runs, outside of a loader.
+
+        The draws depend on `torch.initial_seed()`, on the rank and on how often this object has
+        been called, and on no generator's state.
+        """
+        context = Context(torch.initial_seed(), 0, self._calls, rank())
+        object.__setattr__(self, "_calls", self._calls + 1)  # also where it is frozen
+        return self.run(batch, self.plan(batch, context))
 
 
 class Tabled(NamedTuple):
@@ -64,22 +85,19 @@ class on:  # noqa: N801  # reads as a word: on("image", augment)
         """The batch, a new container of the same class, with that part replaced."""
         return tree.with_part(batch, self.key, self.function(tree.part(batch, self.key)))
 
-    def planned(self) -> Planned | None:
-        """The same, as what plans; None if the function does not."""
-        inner = planned(self.function)
-        return None if inner is None else _PlannedPart(self.key, inner)
-
 
 @dataclass(frozen=True)
-class _PlannedPart:
+class _PlannedPart(Planned):
     """A planned transform of one part of the batch."""
 
     key: Any
     part: Planned
 
+    @override
     def plan(self, batch: Any, context: Context) -> Tensor:
         return self.part.plan(tree.part(batch, self.key), context)
 
+    @override
     def run(self, batch: Any, table: Tensor) -> Any:
         return tree.with_part(batch, self.key, self.part.run(tree.part(batch, self.key), table))
 
@@ -91,10 +109,10 @@ def seeds(transforms: Sequence[Transform]) -> bool:
 
 def planned(transform: Transform) -> Planned | None:
     """`transform` as what plans; None if it does not."""
-    known: Any = transform  # a callable with methods more, as far as a type checker can tell
-    if isinstance(known, on):
-        return known.planned()
-    return known if isinstance(known, Planned) else None
+    if isinstance(transform, on):
+        inner = planned(transform.function)
+        return None if inner is None else _PlannedPart(transform.key, inner)
+    return transform if isinstance(transform, Planned) else None
 
 
 def explain(error: Exception, transform: Transform, value: Any) -> None:

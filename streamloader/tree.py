@@ -209,16 +209,12 @@ def _attributes(thing: Any) -> list[str]:
     return [name for name in names if name not in hidden and hasattr(thing, name)]
 
 
-def reachable(thing: Any, *, classes: bool = True) -> list[Tensor]:
+def reachable(thing: Any) -> list[Tensor]:
     """Every tensor within `thing`, in containers and objects of whatever kind.
 
     Found as the garbage collector finds what an object refers to, so nothing is copied, and no
-    class has to help. Only what keeps its references to itself is not seen: a NumPy array of
-    objects, a class written in C that does not take part in collection.
-
-    Args:
-        thing: Where to look.
-        classes: Whether also in classes that a function made, whose methods can hold what it had.
+    class has to help. What keeps its references to itself is not seen (a NumPy array of objects, a
+    class written in C that does not take part in collection), nor what the methods of a class hold.
     """
     found: list[Tensor] = []
     seen: set[int] = set()
@@ -230,17 +226,14 @@ def reachable(thing: Any, *, classes: bool = True) -> list[Tensor]:
         seen.add(id(node))
         if isinstance(node, Tensor):
             found.append(node)
-        if classes or not isinstance(node, type):
-            rest += [other for other in _referents(node) if type(other) not in _PLAIN]
+        rest += [other for other in _referents(node) if type(other) not in _PLAIN]
     return found
 
 
 def _referents(node: Any) -> list[Any]:
     """What an object refers to; of code only what it holds, since it leads to everything."""
-    if isinstance(node, types.ModuleType):
+    if isinstance(node, (type, types.ModuleType)):
         return []
-    if isinstance(node, type):
-        return list(vars(node).values()) if "<locals>" in node.__qualname__ else []
     if isinstance(node, types.FunctionType):
         return [node.__closure__, node.__defaults__, node.__kwdefaults__, vars(node)]
     if isinstance(node, Tensor):

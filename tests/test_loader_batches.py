@@ -1321,11 +1321,6 @@ def refilled(kind: type[Closed]) -> Iterator[Closed]:
         yield kind(buffer)
 
 
-def test_a02_a_host_tensor_that_a_deep_copy_would_share_is_warned_of() -> None:
-    with pytest.warns(UserWarning, match="Closed that keeps a tensor in a function.*__deepcopy__"):
-        list(StreamLoader(refilled(Closed), "cpu", prefetch_batches=2))
-
-
 def test_a02_an_opaque_object_that_copies_its_closure_may_come_from_a_refilled_buffer() -> None:
     moved = StreamLoader(refilled(Copied), "cpu", prefetch_batches=2)
     assert [number_of(closed.ask()) for closed in moved] == list(range(6))

@@ -4,7 +4,8 @@ import dataclasses
 import itertools
 import pickle
 import types
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
-from streamloader import StreamLoader
+from streamloader import Planned, StreamLoader
 from streamloader.checker import CheckedDevice
 from streamloader.context import Context
 from streamloader.device.streamless import Streamless
@@ -77,7 +78,7 @@ def test_it_shows_what_it_does_and_can_be_pickled() -> None:
 # -- planned -----------------------------------------------------------------------------------
 
 
-class Noise:
+class Noise(Planned):
     """Adds to each row a number that was drawn on the host; remembers what it was asked."""
 
     def __init__(self, width: int = 1) -> None:
@@ -85,9 +86,6 @@ class Noise:
         self.contexts: list[Context] = []
         self.shapes: list[tuple[int, ...]] = []
         self.tables: list[Tensor] = []
-
-    def __call__(self, _: Tensor) -> Tensor:
-        raise AssertionError("a planned transform is run, not called")
 
     def plan(self, batch: Tensor, context: Context) -> Tensor:
         self.contexts.append(context)
@@ -104,8 +102,12 @@ def drawn(context: Context, rows: int = 2) -> Tensor:
     return Noise().plan(torch.empty(rows, 3), context)
 
 
-def test_who_plans_is_known_by_its_methods() -> None:
+def test_who_plans_is_known_by_its_class() -> None:
+    class Coincidence(torch.nn.Module):
+        plan, run = "cosine", print
+
     noise = Noise()
+    assert planned(Coincidence()) is None
     assert planned(noise) is noise
     assert planned(doubled) is None
     assert planned(on(0, doubled)) is None
@@ -121,13 +123,91 @@ def test_a_plan_sees_the_batch_on_the_host_and_its_context() -> None:
     assert noise.contexts == [context]
 
 
-def test_a_table_travels_with_the_small_tensors_however_large_it_is() -> None:
+def test_called_by_itself_it_draws_by_how_often_it_was_called() -> None:
+    noise, seed = Noise(), torch.initial_seed()
+    assert [noise(X).tolist() for _ in range(2)] == [
+        (X + drawn(Context(seed, 0, number, 0))).tolist() for number in range(2)
+    ]
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("stages", [1, 2])
+def test_modes_and_devices_of_the_caller_do_not_reach_a_plan(depth: int, stages: int) -> None:
+    class Curious(Noise):
+        @override
+        def plan(self, batch: Tensor, context: Context) -> Tensor:
+            assert context.apart
+            assert not torch.is_grad_enabled()
+            assert not torch.is_autocast_enabled("cpu")
+            assert torch.empty(1).device.type == "cpu"
+            return super().plan(batch, context)
+
+    loader = StreamLoader(
+        [X] * 3, FakeDevice(), transform=[Curious()] * stages, prefetch_batches=depth
+    )
+    with torch.autocast("cpu"), torch.device("meta"):
+        assert len(list(loader)) == 3
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("made", [None, [1.0], torch.empty(1, device="meta")])
+def test_what_a_plan_returns_is_a_tensor_on_the_cpu(depth: int, made: Any) -> None:
+    class Wrong(Noise):
+        @override
+        def plan(self, batch: Tensor, context: Context) -> Any:
+            return made
+
+    loader = StreamLoader([X], FakeDevice(), transform=Wrong(), prefetch_batches=depth)
+    with pytest.raises(TypeError, match=r"^plan must return a tensor on the CPU, got "):
+        list(loader)
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_a_transposed_table_arrives_and_is_not_counted_among_the_batchs_bytes(depth: int) -> None:
+    class Transposed(Noise):
+        @override
+        def plan(self, batch: Tensor, context: Context) -> Tensor:
+            return super().plan(batch, context).repeat(1, 2).T.contiguous().T
+
+    device = FakeDevice()
+    loader = StreamLoader(
+        [X] * 2, device, transform=[Transposed(), Transposed()], prefetch_batches=depth, seed=1
+    )
+    for number, batch in enumerate(loader):
+        one, two = (drawn(Context(1, 0, number, 0, stage)) for stage in (0, 1))
+        assert torch.equal(batch, X + one + two)
+    assert loader.stats.epoch.nbytes == 2 * X.nbytes
+    assert len(device.verbs("copy")) in (0, 2 * 2)
+
+
+def test_without_look_ahead_a_raw_batch_is_let_go_of_by_the_first_transform() -> None:
+    alive: list[weakref.ref[Tensor]] = []
+
+    def copied(batch: Tensor) -> Tensor:
+        alive.append(weakref.ref(batch))
+        return batch * 1
+
+    def look(batch: Tensor) -> Tensor:
+        assert alive[-1]() is None
+        return batch
+
+    def source() -> Iterator[Tensor]:
+        yield torch.ones(3)
+
+    list(StreamLoader(source(), "cpu", transform=[copied, look], prefetch_batches=0))
+    assert alive
+
+
+def test_a_table_travels_with_the_small_tensors_up_to_a_mebibyte() -> None:
     device, noise = FakeDevice(), Noise(width=5000)
     source = [(torch.ones(2, 200_000), torch.ones(2)) for _ in range(3)]
     got = list(StreamLoader(source, device, transform=on(0, noise), prefetch_batches=1))
     assert len(device.verbs("copy")) == 2 * 3
     assert [labels.tolist() for _, labels in got] == [[1, 1]] * 3
     assert noise.tables[0].nbytes == 40_000
+    wide = Noise(width=200_000)
+    ((_, label),) = StreamLoader(source[:1], FakeDevice(), transform=on(0, wide))
+    assert label.untyped_storage().nbytes() < 100
 
 
 def test_a_later_transform_plans_when_its_input_is_known() -> None:
