@@ -27,6 +27,7 @@ epoch, number, rank) and its images' sizes, and is a table that can be looked at
     layout.py     the sizes of a batch's images; pure
     batches.py    which part of a batch holds the images
     reference.py  the executor in plain torch: the definition
+    taps.py       which pixels a resized one is made of; pure
     noise.py      random pixels, from a key and a place too
 """
 

@@ -5,12 +5,11 @@ Clear rather than fast. What an executor makes of a program and a table is right
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from streamloader.augment.noise import normal
 from streamloader.augment.program import (
@@ -25,6 +24,7 @@ from streamloader.augment.program import (
     Resample,
     Scale,
 )
+from streamloader.augment.taps import taps
 from streamloader.augment.view import View
 
 __all__ = ["run"]
@@ -80,45 +80,56 @@ def _pass(part: Pass, image: Tensor, row: Row) -> Tensor:
 
 
 def resample(spec: Resample, image: Tensor, row: Row) -> Tensor:
-    """The view that the row says: the box resized, the window of it, flipped."""
+    """The view that the row says: the box resized, the window of it, flipped.
+
+    Along one axis after the other, columns first, and only what the window shows: an image of 1 by
+    8,000 pixels whose shorter edge is resized would be huge, and its middle is not.
+    """
     cells = row[spec.column : spec.column + spec.width]
     view: dict[str, int] = dict(zip(View._fields, map(int, cells), strict=True))
     top, left = view["top"], view["left"]
-    box = image[:, top : top + view["height"], left : left + view["width"]]
-    grid = _resized(spec, box, (view["grid_height"], view["grid_width"]))
-    window = (view["window_top"], view["window_left"], view["out_height"], view["out_width"])
-    out = _window(spec, grid, window)
-    turned = [axis for axis, name in _FLIPS.items() if view[name]]
-    return out.flip(turned) if turned else out
+    out = image[:, top : top + view["height"], left : left + view["width"]]
+    for axis, extent, side, start in _AXES:
+        seen = (view[f"window_{start}"], view[f"out_{extent}"])
+        out = _resized(spec, out, axis, view[f"grid_{extent}"], seen)
+        out = out.flip(axis) if view[f"flip_{side}"] else out
+    outside = _outside(view)
+    if not outside.any():
+        return out
+    return torch.where(outside.to(out.device), _channels(spec.fill, out), out)
 
 
-_FLIPS = {-2: "flip_vertical", -1: "flip_horizontal"}
+_AXES = ((-1, "width", "horizontal", "left"), (-2, "height", "vertical", "top"))
 
 
-def _resized(spec: Resample, box: Tensor, size: tuple[int, int]) -> Tensor:
-    if tuple(box.shape[1:]) == size:
-        return box
-    nearest = spec.interpolation.startswith("nearest")
-    out = functional.interpolate(
-        box[None],
-        size,
-        mode=spec.interpolation,
-        align_corners=None if nearest else False,
-        antialias=spec.antialias and not nearest,
-    )[0]
+def _resized(
+    spec: Resample, box: Tensor, axis: int, new: int, window: tuple[int, int]
+) -> Tensor:
+    """Resized along an axis, as far as the window shows; beyond the grid its edge is repeated."""
+    start, extent = window
+    seen = torch.arange(start, start + extent).clamp(0, new - 1)
+    old = box.shape[axis]
+    if old == new:
+        return box.index_select(axis, seen.to(box.device))
+    lines = taps(old, new, spec.interpolation, antialias=spec.antialias)
+    shape = [1, 1, 1]
+    shape[axis] = extent
+    out = torch.zeros((), dtype=box.dtype, device=box.device)
+    for index, weight in zip(lines.index[seen].T, lines.weight[seen].T, strict=True):
+        share = weight.to(box).view(shape)
+        out = out + box.index_select(axis, index.to(box.device)) * share
     return out.clamp(0, 1) if spec.clamp else out
 
 
-def _window(spec: Resample, grid: Tensor, window: tuple[int, int, int, int]) -> Tensor:
-    """The window's part of the grid, and the fill where it sticks out."""
-    top, left, height, width = window
-    inner = grid[:, max(top, 0) : max(top + height, 0), max(left, 0) : max(left + width, 0)]
-    if tuple(inner.shape[1:]) == (height, width):
-        return inner
-    out = _channels(spec.fill, grid).expand(len(grid), height, width).clone()
-    above, beside = max(-top, 0), max(-left, 0)
-    out[:, above : above + inner.shape[1], beside : beside + inner.shape[2]] = inner
-    return out
+def _outside(view: Mapping[str, int]) -> Tensor:
+    """Which pixels of the output are not of the grid: bool, (height, width)."""
+    lines = []
+    for _, extent, side, start in _AXES:
+        places = torch.arange(view[f"out_{extent}"]) + view[f"window_{start}"]
+        beyond = (places < 0) | (places >= view[f"grid_{extent}"])
+        lines.append(beyond.flip(0) if view[f"flip_{side}"] else beyond)
+    across, down = lines
+    return down[:, None] | across
 
 
 def _channels(values: Sequence[float], image: Tensor) -> Tensor:
