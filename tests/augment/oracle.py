@@ -70,11 +70,16 @@ def view(image: Tensor, row: Row, name: str, spec: Resample) -> Tensor:
 
 
 def resize(image: Tensor, size: list[int], **how: Any) -> Tensor:
-    """torchvision's, but where torch is wrong: on the CPU, antialiased, to a width of 1."""
-    if size[1] > 1 or image.dtype == torch.uint8:
+    """torchvision's, but where torch is wrong, or fails: on the CPU, antialiased, to a width of 1.
+
+    There in floats, first across, and then two columns alike.
+    """
+    if size[1] > 1:
         return F.resize(image, size, **how)
-    line = F.resize(image, [image.shape[1], 1], **how)
-    return F.resize(line.repeat(1, 1, 2), [size[0], 2], **how)[:, :, :1]
+    values = image.float() if image.dtype == torch.uint8 else image
+    line = F.resize(values, [image.shape[1], 1], **how)
+    values = F.resize(line.repeat(1, 1, 2), [size[0], 2], **how)[:, :, :1]
+    return values.round().clamp(0, 255).to(image.dtype) if image.dtype == torch.uint8 else values
 
 
 def adjust_hue(image: Tensor, factor: float) -> Tensor:
