@@ -102,9 +102,7 @@ def resample(spec: Resample, image: Tensor, row: Row) -> Tensor:
 _AXES = ((-1, "width", "horizontal", "left"), (-2, "height", "vertical", "top"))
 
 
-def _resized(
-    spec: Resample, box: Tensor, axis: int, new: int, window: tuple[int, int]
-) -> Tensor:
+def _resized(spec: Resample, box: Tensor, axis: int, new: int, window: tuple[int, int]) -> Tensor:
     """Resized along an axis, as far as the window shows; beyond the grid its edge is repeated."""
     start, extent = window
     seen = torch.arange(start, start + extent).clamp(0, new - 1)
@@ -115,9 +113,9 @@ def _resized(
     shape = [1, 1, 1]
     shape[axis] = extent
     out = torch.zeros((), dtype=box.dtype, device=box.device)
-    for index, weight in zip(lines.index[seen].T, lines.weight[seen].T, strict=True):
-        share = weight.to(box).view(shape)
-        out = out + box.index_select(axis, index.to(box.device)) * share
+    for pixels, weights in zip(lines.pixels[seen].T, lines.weights[seen].T, strict=True):
+        share = weights.to(box).view(shape)
+        out = out + box.index_select(axis, pixels.to(box.device)) * share
     return out.clamp(0, 1) if spec.clamp else out
 
 

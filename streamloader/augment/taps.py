@@ -21,12 +21,12 @@ class Taps(NamedTuple):
     """Each pixel of a line as a weighed sum of `count` pixels of another.
 
     Attributes:
-        index: int64, (length, count), within the other line.
-        weight: float64, (length, count); a row's sum is 1.
+        pixels: int64, (length, count), within the other line.
+        weights: float64, (length, count); a row's sum is 1.
     """
 
-    index: Tensor
-    weight: Tensor
+    pixels: Tensor
+    weights: Tensor
 
 
 def taps(old: int, new: int, interpolation: str, *, antialias: bool) -> Taps:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torchvision.transforms import InterpolationMode
-from torchvision.transforms.v2 import functional as F
+from torchvision.transforms.v2 import functional
 from torchvision.transforms.v2.functional import _color
 
 from streamloader import augment
@@ -48,13 +48,13 @@ def bytes_(*shape: int, seed: int = 0) -> Tensor:
 # -- what torchvision makes of a row -----------------------------------------------------------
 
 
-def view(image: Tensor, row: Row, name: str, spec: Resample) -> Tensor:
+def view(image: Tensor, row: Row, name: str, spec: Resample) -> Any:
     box, grid = (
         [int(row[f"{name}.{part}"]) for part in parts]
         for parts in (("top", "left", "height", "width"), ("grid_height", "grid_width"))
     )
     mode = InterpolationMode(spec.interpolation)
-    image = resize(F.crop(image, *box), grid, interpolation=mode, antialias=spec.antialias)
+    image = resize(functional.crop(image, *box), grid, interpolation=mode, antialias=spec.antialias)
     top, left, height, width = (
         int(row[f"{name}.{part}"])
         for part in ("window_top", "window_left", "out_height", "out_width")
@@ -63,37 +63,37 @@ def view(image: Tensor, row: Row, name: str, spec: Resample) -> Tensor:
     border += [max(left + width - grid[1], 0), max(top + height - grid[0], 0)]
     if any(border):
         unit = 255 if image.dtype == torch.uint8 else 1
-        image = F.pad(image, border, fill=[value * unit for value in spec.fill])
-    image = F.crop(image, top + border[1], left + border[0], height, width)
-    image = F.vertical_flip(image) if row[f"{name}.flip_vertical"] else image
-    return F.horizontal_flip(image) if row[f"{name}.flip_horizontal"] else image
+        image = functional.pad(image, border, fill=[value * unit for value in spec.fill])
+    image = functional.crop(image, top + border[1], left + border[0], height, width)
+    image = functional.vertical_flip(image) if row[f"{name}.flip_vertical"] else image
+    return functional.horizontal_flip(image) if row[f"{name}.flip_horizontal"] else image
 
 
-def resize(image: Tensor, size: list[int], **how: Any) -> Tensor:
+def resize(image: Tensor, size: list[int], **how: Any) -> Any:
     """torchvision's, but where torch is wrong, or fails: on the CPU, antialiased, to a width of 1.
 
     There in floats, first across, and then two columns alike.
     """
     if size[1] > 1:
-        return F.resize(image, size, **how)
+        return functional.resize(image, size, **how)
     values = image.float() if image.dtype == torch.uint8 else image
-    line = F.resize(values, [image.shape[1], 1], **how)
-    values = F.resize(line.repeat(1, 1, 2), [size[0], 2], **how)[:, :, :1]
+    line = functional.resize(values, [image.shape[1], 1], **how)
+    values = functional.resize(line.repeat(1, 1, 2), [size[0], 2], **how)[:, :, :1]
     return values.round().clamp(0, 255).to(image.dtype) if image.dtype == torch.uint8 else values
 
 
-def adjust_hue(image: Tensor, factor: float) -> Tensor:
+def adjust_hue(image: Tensor, factor: float) -> Any:
     """torchvision's, but for its detour by float32 where the image is float64."""
     if image.dtype != torch.float64 or len(image) == 1:
-        return F.adjust_hue(image, factor)
+        return functional.adjust_hue(image, factor)
     hue, saturation, value = _color._rgb_to_hsv(image)
     return _color._hsv_to_rgb(torch.stack(((hue + factor).remainder(1), saturation, value)))
 
 
 ADJUST: list[tuple[str, Callable[[Tensor, float], Tensor]]] = [
-    ("brightness", F.adjust_brightness),
-    ("contrast", F.adjust_contrast),
-    ("saturation", F.adjust_saturation),
+    ("brightness", functional.adjust_brightness),
+    ("contrast", functional.adjust_contrast),
+    ("saturation", functional.adjust_saturation),
     ("hue", adjust_hue),
 ]
 
@@ -106,25 +106,25 @@ def jitter(image: Tensor, row: Row, name: str, step: Any) -> Tensor:
     return image
 
 
-def grayscale(image: Tensor, row: Row, name: str, _: Any) -> Tensor:
-    return F.rgb_to_grayscale(image, len(image)) if row[f"{name}.flag"] else image
+def grayscale(image: Tensor, row: Row, name: str, _: Any) -> Any:
+    return functional.rgb_to_grayscale(image, len(image)) if row[f"{name}.flag"] else image
 
 
-def normalize(image: Tensor, _row: Row, _name: str, step: Any) -> Tensor:
-    return F.normalize(image, step.mean, step.std)
+def normalize(image: Tensor, _row: Row, _name: str, step: Any) -> Any:
+    return functional.normalize(image, step.mean, step.std)
 
 
-def erase(image: Tensor, row: Row, name: str, step: Any) -> Tensor:
+def erase(image: Tensor, row: Row, name: str, step: Any) -> Any:
     top, left, height, width = (
         int(row[f"{name}.{part}"]) for part in ("top", "left", "height", "width")
     )
     value = torch.tensor(step.value, dtype=image.dtype)[:, None, None]
-    return F.erase(image, top, left, height, width, value)
+    return functional.erase(image, top, left, height, width, value)
 
 
-def cast(image: Tensor, _row: Row, _name: str, step: Any) -> Tensor:
+def cast(image: Tensor, _row: Row, _name: str, step: Any) -> Any:
     keep = image.dtype == torch.float64 and step.dtype.is_floating_point
-    return image if keep else F.to_dtype(image, step.dtype, step.scale)
+    return image if keep else functional.to_dtype(image, step.dtype, step.scale)
 
 
 POINTWISE: dict[type, Callable[[Tensor, Row, str, Any], Tensor]] = {

@@ -30,9 +30,9 @@ channels = st.integers(1, 5)
 
 
 @settings(max_examples=40)
-@given(channels, pairs, pairs, st.booleans(), st.integers(0, 99))
+@given(count=channels, old=pairs, new=pairs, number=st.integers(0, 99), antialias=st.booleans())
 def test_random_resized_crop_in_floats(
-    count: int, old: tuple[int, int], new: tuple[int, int], antialias: bool, number: int
+    count: int, old: tuple[int, int], new: tuple[int, int], number: int, *, antialias: bool
 ) -> None:
     crop = augment.RandomResizedCrop(new, antialias=antialias)
     assert_as_good(crop, floats(2, count, *old), number)
@@ -179,29 +179,32 @@ def test_random_crop_refuses_what_is_too_small(padding: Any) -> None:
 # -- arguments ---------------------------------------------------------------------------------
 
 
+mistaken: Any = augment  # called with what its types forbid
+
+
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: augment.CenterCrop((1, 2, 3)), ValueError, r"size must be a number or \(height"),
-        (lambda: augment.CenterCrop(0), ValueError, "size must be at least 1, got 0"),
-        (lambda: augment.RandomCrop(2.5), TypeError, "size must be a whole number, got 2.5"),
-        (lambda: augment.RandomCrop(2, (1, 2, 3)), ValueError, "padding must be a number, "),
-        (lambda: augment.RandomCrop(2, -1), ValueError, "padding must be at least 0, got -1"),
+        (lambda: mistaken.CenterCrop((1, 2, 3)), ValueError, r"size must be a number or \(height"),
+        (lambda: mistaken.CenterCrop(0), ValueError, "size must be at least 1, got 0"),
+        (lambda: mistaken.RandomCrop(2.5), TypeError, "size must be a whole number, got 2.5"),
+        (lambda: mistaken.RandomCrop(2, (1, 2, 3)), ValueError, "padding must be a number, "),
+        (lambda: mistaken.RandomCrop(2, -1), ValueError, "padding must be at least 0, got -1"),
         (
-            lambda: augment.RandomCrop(2, padding_mode="edge"),
+            lambda: mistaken.RandomCrop(2, padding_mode="edge"),
             ValueError,
             "padding_mode must be \"constant\", got 'edge'",
         ),
-        (lambda: augment.RandomCrop(2, fill={}), TypeError, "fill must be a number, or"),
+        (lambda: mistaken.RandomCrop(2, fill={}), TypeError, "fill must be a number, or"),
         (
-            lambda: augment.RandomResizedCrop(2, scale=(1, 0)),
+            lambda: mistaken.RandomResizedCrop(2, scale=(1, 0)),
             ValueError,
             r"scale must be \(least, most\), rising, at least 0, got \(1, 0\)",
         ),
-        (lambda: augment.RandomResizedCrop(2, scale=0.5), TypeError, "scale must be two numbers"),
-        (lambda: augment.RandomResizedCrop(2, ratio=(0, 1)), ValueError, "ratio must be above 0"),
+        (lambda: mistaken.RandomResizedCrop(2, scale=0.5), TypeError, "scale must be two numbers"),
+        (lambda: mistaken.RandomResizedCrop(2, ratio=(0, 1)), ValueError, "ratio must be above 0"),
         (
-            lambda: augment.RandomResizedCrop(2, interpolation="lanczos"),
+            lambda: mistaken.RandomResizedCrop(2, interpolation="lanczos"),
             ValueError,
             "interpolation must be one of 'nearest', 'bilinear', 'bicubic', 'nearest-exact', got",
         ),

@@ -31,9 +31,9 @@ def test_each_image_is_flipped_or_not() -> None:
 
 
 @settings(max_examples=40)
-@given(st.integers(1, 5), pairs, pairs, st.booleans())
+@given(channels=st.integers(1, 5), old=pairs, new=pairs, antialias=st.booleans())
 def test_resize_in_floats(
-    channels: int, old: tuple[int, int], new: tuple[int, int], antialias: bool
+    channels: int, old: tuple[int, int], new: tuple[int, int], *, antialias: bool
 ) -> None:
     assert_as_good(augment.Resize(new, antialias=antialias), floats(2, channels, *old))
 
@@ -105,24 +105,31 @@ def test_no_antialias_is_none_or_false() -> None:
     assert augment.Resize(3, antialias=None) == augment.Resize(3, antialias=False)
 
 
+mistaken: Any = augment  # called with what its types forbid
+
+
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: augment.RandomHorizontalFlip(2), ValueError, "p must be from 0 to 1, got 2"),
-        (lambda: augment.RandomVerticalFlip("x"), TypeError, "p must be a number from 0 to 1, got"),
-        (lambda: augment.Resize(()), ValueError, "size must be a number or"),
-        (lambda: augment.Resize(None), TypeError, "max_size must be a whole number, got None"),
+        (lambda: mistaken.RandomHorizontalFlip(2), ValueError, "p must be from 0 to 1, got 2"),
         (
-            lambda: augment.Resize((3, 4), max_size=5),
+            lambda: mistaken.RandomVerticalFlip("x"),
+            TypeError,
+            "p must be a number from 0 to 1, got",
+        ),
+        (lambda: mistaken.Resize(()), ValueError, "size must be a number or"),
+        (lambda: mistaken.Resize(None), TypeError, "max_size must be a whole number, got None"),
+        (
+            lambda: mistaken.Resize((3, 4), max_size=5),
             ValueError,
             r"max_size must be None where size gives height and width, got max_size=5 with size=",
         ),
         (
-            lambda: augment.Resize(3, max_size=3),
+            lambda: mistaken.Resize(3, max_size=3),
             ValueError,
             "max_size must be above size, 3, got 3",
         ),
-        (lambda: augment.Resize(3, interpolation=1), ValueError, "interpolation must be one of"),
+        (lambda: mistaken.Resize(3, interpolation=1), ValueError, "interpolation must be one of"),
     ],
 )
 def test_a_wrong_argument_is_refused(make: Any, error: type[Exception], message: str) -> None:

@@ -13,9 +13,9 @@ modes = st.sampled_from(["bilinear", "bicubic", "nearest", "nearest-exact"])
 
 
 @settings(max_examples=300)
-@given(edges, edges, modes, st.booleans())
+@given(old=edges, new=edges, mode=modes, antialias=st.booleans())
 def test_a_line_is_resized_as_torch_does_it(
-    old: int, new: int, mode: str, antialias: bool
+    old: int, new: int, mode: str, *, antialias: bool
 ) -> None:
     nearest = mode.startswith("nearest")  # torch rounds by the dtype to choose between two
     dtype = torch.float32 if nearest else torch.float64
@@ -29,21 +29,21 @@ def test_a_line_is_resized_as_torch_does_it(
         align_corners=None if nearest else False,
         antialias=antialias and not nearest,
     )[0, 0, 0]
-    ours = (line[made.index] * made.weight).sum(1)
+    ours = (line[made.pixels] * made.weights).sum(1)
     assert (ours - theirs).abs().max() < 1e-9
 
 
-@given(edges, edges, modes, st.booleans())
+@given(old=edges, new=edges, mode=modes, antialias=st.booleans())
 def test_weights_sum_to_one_and_pixels_are_there(
-    old: int, new: int, mode: str, antialias: bool
+    old: int, new: int, mode: str, *, antialias: bool
 ) -> None:
-    index, weight = taps(old, new, mode, antialias=antialias)
+    pixels, weights = taps(old, new, mode, antialias=antialias)
 
-    assert index.shape == weight.shape
-    assert len(index) == new
-    assert index.min() >= 0
-    assert index.max() < old
-    assert (weight.sum(1) - 1).abs().max() < 1e-12
+    assert pixels.shape == weights.shape
+    assert len(pixels) == new
+    assert pixels.min() >= 0
+    assert pixels.max() < old
+    assert (weights.sum(1) - 1).abs().max() < 1e-12
 
 
 @pytest.mark.xfail(strict=True, reason="torch's antialiased resize on the CPU, to a width of 1")

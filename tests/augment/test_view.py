@@ -1,6 +1,5 @@
 """Crops, resizes and flips as one view: the same as one after the other."""
 
-
 import numpy as np
 import pytest
 import torch
@@ -24,7 +23,13 @@ steps: st.SearchStrategy[Geometric] = st.one_of(
     st.just(augment.RandomHorizontalFlip()),
     st.just(augment.RandomVerticalFlip()),
     st.builds(augment.CenterCrop, pairs),
-    st.builds(augment.RandomCrop, pairs, st.integers(0, 9), st.just(True), st.floats(0, 1)),
+    st.builds(
+        augment.RandomCrop,
+        pairs,
+        st.integers(0, 9),
+        pad_if_needed=st.just(value=True),
+        fill=st.floats(0, 1),
+    ),
     st.builds(augment.Resize, pairs, modes, st.none(), st.booleans()),
     st.builds(augment.Resize, sizes, smooth),
     st.builds(augment.RandomResizedCrop, pairs, interpolation=modes),
