@@ -12,6 +12,7 @@ from typing_extensions import override
 from streamloader.augment import checks
 from streamloader.augment.draws import ATTEMPTS, Floats, Ints, below, first, sides
 from streamloader.augment.layout import alike
+from streamloader.augment.program import per_channel
 from streamloader.augment.recipe import Alone
 from streamloader.augment.step import Geometric, keep
 from streamloader.augment.view import Motion, View
@@ -160,6 +161,10 @@ class RandomCrop(Geometric, Alone):
             padding=None if self.padding is None else _border(self.padding),
             fill=_fill(self.fill),
         )
+
+    @override
+    def check(self, channels: int) -> None:
+        per_channel("fill", _fill(self.fill), channels)
 
     @property
     @override

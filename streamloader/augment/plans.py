@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from streamloader.augment import draws
+from streamloader.augment.draws import Ints
 from streamloader.augment.layout import Layout
 from streamloader.augment.program import Program
 from streamloader.augment.step import Geometric, Step
@@ -14,6 +15,9 @@ from streamloader.augment.view import View
 from streamloader.context import Context
 
 __all__ = ["layouts", "plan"]
+
+EXACT = 1 << 24
+"""Up to here float32 holds every whole number."""
 
 
 def layouts(steps: tuple[Step, ...], program: Program, layout: Layout) -> tuple[Layout, ...]:
@@ -26,10 +30,9 @@ def layouts(steps: tuple[Step, ...], program: Program, layout: Layout) -> tuple[
     for part in program.passes:
         heights, widths = sizes[-1].heights, sizes[-1].widths
         for step in (steps[place] for place in part.places):
+            step.check(layout.channels)
             if isinstance(step, Geometric):
                 heights, widths = step.sizes(heights, widths)
-            else:
-                step.check(layout.channels)
         sizes.append(Layout(layout.channels, heights, widths))
     if layout.count and sizes[-1].size is None:
         raise ValueError(
@@ -47,11 +50,11 @@ def plan(
     """The table: float32 on the CPU, a row a sample, `program.columns` its columns.
 
     Raises:
-        ValueError: A transform cannot do its work on such images, or not all come out in one size.
+        ValueError: A transform cannot do its work on such images, or not all come out in one size,
+            or one becomes too long on the way.
     """
     sizes = layouts(steps, program, layout)
     key = draws.key(context, stage)
-    # Whole numbers, as sizes are, are exact in float32 up to 16,777,216.
     table = np.zeros((layout.count, len(program.columns)), np.float32)
     for part, before in zip(program.passes, sizes, strict=False):
         view = View.whole(before.heights, before.widths)
@@ -65,5 +68,19 @@ def plan(
                 table[:, columns] = step.decide(uniform, view.out_height, view.out_width)
         if part.resample is not None:
             start = part.resample.column
-            table[:, start : start + part.resample.width] = np.stack(view, axis=1)
+            table[:, start : start + part.resample.width] = _exact(np.stack(view, axis=1))
     return torch.from_numpy(table)
+
+
+def _exact(cells: Ints) -> Ints:
+    """`cells`, if float32 holds them exactly.
+
+    Raises:
+        ValueError: One is too large.
+    """
+    if cells.size and cells.max() > EXACT:
+        raise ValueError(
+            f"no edge may become longer than {EXACT} pixels, got {cells.max()}: crop before the "
+            "resize, or give Resize a max_size"
+        )
+    return cells

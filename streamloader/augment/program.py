@@ -114,7 +114,8 @@ class Erase:
     Attributes:
         column: The first of the 4.
         value: What is written: one number or one per channel. None for normally distributed noise
-            (`noise.normal`), whose key is in two columns more.
+            (`noise.normal`), whose key is in two columns more, and whose counter is a value's place
+            in the pass's output, (channel * height + row) * width + column.
     """
 
     column: int

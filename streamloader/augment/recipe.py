@@ -2,7 +2,7 @@
 
 plan(layout, context) ──► table ──► run(batch, table)
 pure, on the host         a row     draws nothing
-a sample
+                          a sample
 """
 
 from __future__ import annotations

@@ -109,12 +109,12 @@ def _resized(spec: Resample, box: Tensor, axis: int, new: int, window: tuple[int
     old = box.shape[axis]
     if old == new:
         return box.index_select(axis, seen.to(box.device))
-    lines = taps(old, new, spec.interpolation, antialias=spec.antialias)
+    lines = taps(seen, old, new, spec.interpolation, antialias=spec.antialias)
     shape = [1, 1, 1]
     shape[axis] = extent
     out = torch.zeros((), dtype=box.dtype, device=box.device)
-    for pixels, weights in zip(lines.pixels[seen].T, lines.weights[seen].T, strict=True):
-        share = weights.to(box).view(shape)
+    for pixels, weights in zip(lines.pixels.T, lines.weights.T, strict=True):
+        share = weights.to(box.dtype).to(box.device).view(shape)
         out = out + box.index_select(axis, pixels.to(box.device)) * share
     return out.clamp(0, 1) if spec.clamp else out
 

@@ -27,6 +27,9 @@ class Geometric(ABC):
 
     draws: ClassVar[int] = 0
 
+    def check(self, channels: int) -> None:  # noqa: B027  # most take any
+        """Refuses images of a number of channels that it cannot work on: TypeError, ValueError."""
+
     @property
     @abstractmethod
     def motion(self) -> Motion:

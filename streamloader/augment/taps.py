@@ -29,24 +29,22 @@ class Taps(NamedTuple):
     weights: Tensor
 
 
-def taps(old: int, new: int, interpolation: str, *, antialias: bool) -> Taps:
-    """How a line of `old` pixels becomes one of `new`.
+def taps(places: Tensor, old: int, new: int, interpolation: str, *, antialias: bool) -> Taps:
+    """How a line of `old` pixels becomes one of `new`, of which some are wanted.
 
     Args:
+        places: int64, (length,): which, from 0 to `new - 1`.
         old: At least 1.
         new: At least 1.
         interpolation: "bilinear", "bicubic", "nearest" or "nearest-exact".
         antialias: Whether, where pixels become fewer, the filter is as wide as a new one.
     """
-    places = torch.arange(new)
     if interpolation.startswith("nearest"):
-        # In float32, step by step as torch does: rounding says which of two pixels is taken.
+        # In float32, as torch does: where two pixels are as near, rounding says which is taken.
+        middle = 0.5 if interpolation == "nearest-exact" else 0.0
         scale = torch.tensor(float(old)) / new
-        source = places * scale
-        if interpolation == "nearest-exact":
-            source = ((places + 0.5) * scale - 0.5) + 0.5
-        index = source.floor().long().clamp(0, old - 1)
-        return Taps(index[:, None], torch.ones(new, 1, dtype=torch.float64))
+        index = ((places + middle) * scale).long().clamp(max=old - 1)
+        return Taps(index[:, None], torch.ones(len(places), 1, dtype=torch.float64))
     stretch = max(old / new, 1.0) if antialias else 1.0
     reach = stretch * _REACH[interpolation]
     middle_of = (places.double() + 0.5) * (old / new) - 0.5

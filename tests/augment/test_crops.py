@@ -176,6 +176,11 @@ def test_random_crop_refuses_what_is_too_small(padding: Any) -> None:
         crop(bytes_(2, 3, 4, 5))
 
 
+def test_fills_for_other_channels_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^fill must be one number, or one for each of the imag"):
+        augment.RandomCrop(2, 1, fill=(1, 2))(bytes_(2, 3, 4, 4))
+
+
 # -- arguments ---------------------------------------------------------------------------------
 
 

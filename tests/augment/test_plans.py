@@ -91,6 +91,11 @@ def test_whole_numbers_are_exact() -> None:
     assert (table[:, 5] == 4_000_000).all()
 
 
+def test_what_would_not_be_exact_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^no edge may become longer than 16777216 pixels, got 2"):
+        augment.Resize(3000).plan(Layout.dense(1, 3, 1, 8000), context())
+
+
 def test_layouts_say_how_large_images_are_after_each_pass() -> None:
     recipe = augment.Compose(
         [augment.Resize(20), augment.CenterCrop(30), augment.RandomResizedCrop((4, 5))]

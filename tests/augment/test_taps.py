@@ -20,7 +20,7 @@ def test_a_line_is_resized_as_torch_does_it(
     nearest = mode.startswith("nearest")  # torch rounds by the dtype to choose between two
     dtype = torch.float32 if nearest else torch.float64
     line = torch.rand(old, dtype=dtype, generator=torch.Generator().manual_seed(0))
-    made = taps(old, new, mode, antialias=antialias)
+    made = taps(torch.arange(new), old, new, mode, antialias=antialias)
 
     theirs = functional.interpolate(
         line.expand(1, 1, 2, old),
@@ -30,14 +30,20 @@ def test_a_line_is_resized_as_torch_does_it(
         antialias=antialias and not nearest,
     )[0, 0, 0]
     ours = (line[made.pixels] * made.weights).sum(1)
-    assert (ours - theirs).abs().max() < 1e-9
+    wrong = (ours - theirs).abs()
+    if mode == "nearest-exact":  # torch's compiler decides between two that are as near
+        source = (torch.arange(new).double() + 0.5) * old / new
+        wrong[(source - source.round()).abs() < 1e-6 * old] = 0
+    # Without antialias torch rounds a pixel's place to float32.
+    smooth = antialias or nearest
+    assert wrong.max() <= (1e-9 if smooth else old * 2.0**-22)
 
 
 @given(old=edges, new=edges, mode=modes, antialias=st.booleans())
 def test_weights_sum_to_one_and_pixels_are_there(
     old: int, new: int, mode: str, *, antialias: bool
 ) -> None:
-    pixels, weights = taps(old, new, mode, antialias=antialias)
+    pixels, weights = taps(torch.arange(new), old, new, mode, antialias=antialias)
 
     assert pixels.shape == weights.shape
     assert len(pixels) == new
