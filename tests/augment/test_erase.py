@@ -30,6 +30,15 @@ def test_each_image_is_erased_or_not() -> None:
     assert 16 < erased.sum() < 48
 
 
+def test_a_grey_image_is_erased_channel_by_channel() -> None:
+    recipe = augment.Compose(
+        [augment.RandomGrayscale(1), augment.RandomErasing(1, value=(5, 6, 7))]
+    )
+    out = recipe(floats(2, 3, 9, 9))
+
+    assert (out.amax(dim=(2, 3)) == torch.tensor([5, 6, 7])).all()
+
+
 @given(st.integers(1, 8000), st.integers(1, 8000))
 def test_a_rectangle_lies_within_its_image(height: int, width: int) -> None:
     erasing = augment.RandomErasing(1, scale=(0, 1), ratio=(0.01, 100))
