@@ -29,6 +29,17 @@ epoch, number, rank) and its images' sizes, and is a table that can be looked at
     reference.py  the executor in plain torch: the definition
     taps.py       which pixels a resized one is made of; pure
     noise.py      random pixels, from a key and a place too
+
+Where it differs from torchvision, and why:
+
+    each image has draws of its own, where v2 draws once for a batch
+    `Normalize` scales uint8 to 0..1, where v2 refuses it
+    a chain is float32 from end to end and rounded once, to the nearest, where v2's uint8 is cut off
+        after each step, its greys too: up to a level after one step, more after several
+    float64 images are computed in float32 as well
+    ranges that fall are errors, where v2 warns; `inplace=True` and paddings of other modes are too
+    an edge that v2's formula makes 0 pixels long is 1
+    `tv_tensors.Image` comes out as a plain tensor; boxes, masks and such are refused
 """
 
 from __future__ import annotations
