@@ -29,7 +29,11 @@ and where each part of it is written down:
     ledger.py     who did what to which memory, as the checker saw it
     clocks.py     vector clocks, and memory that remembers; pure
 
-A source to wrap, which nothing above imports:
+Transforms to give it, which nothing above imports:
+
+    augment/      per-sample augmentation, with torchvision v2's names; a map of its own
+
+A source to wrap, likewise:
 
     shards.py     WebDataset shards to batches: a `DataLoader`
     sharding.py   which shards, who reads which, how many batches; pure

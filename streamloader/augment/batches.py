@@ -1,0 +1,70 @@
+"""Which part of a batch holds the images, and how large they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from streamloader import tree
+from streamloader.augment.layout import Layout
+
+__all__ = ["images", "layout", "replaced"]
+
+MOVED_WITH = {"BoundingBoxes", "KeyPoints", "Mask", "Video"}
+"""torchvision's classes of what would have to move with the image, and cannot yet."""
+
+
+def images(batch: Any) -> tuple[Tensor, int]:
+    """The first tensor of three or more dimensions, as a plain one, and its place among the leaves.
+
+    Raises:
+        TypeError: There is none, or there is something that would have to move with the images.
+        ValueError: It has more than four dimensions.
+    """
+    leaves = tree.leaves(batch)
+    for leaf in leaves:
+        _refuse(leaf)
+    for place, leaf in enumerate(leaves):
+        if isinstance(leaf, Tensor) and leaf.ndim >= 3:
+            if leaf.ndim > 4:
+                raise ValueError(f"images must be (N, C, H, W), got {tree.describe(leaf)}")
+            return leaf.as_subclass(torch.Tensor), place
+    raise TypeError(
+        "the batch must hold images, a tensor (N, C, H, W), and they are its first one of three or "
+        f"more dimensions, got {tree.describe(batch)}"
+    )
+
+
+def _refuse(leaf: Any) -> None:
+    """Raises for torchvision's boxes, masks and such, known by name: it is not imported.
+
+    Raises:
+        TypeError: It is one of them.
+    """
+    kind = type(leaf)
+    if kind.__name__ in MOVED_WITH and kind.__module__.startswith("torchvision.tv_tensors"):
+        raise TypeError(
+            f"tv_tensors.{kind.__name__} cannot be augmented yet, and would no longer fit the "
+            "images: take it out of the batch, or pick the images alone with on(...)"
+        )
+
+
+def layout(images: Tensor) -> Layout:
+    """The sizes of (N, C, H, W), or of (C, H, W), one image.
+
+    Raises:
+        ValueError: There is no image, or no pixel.
+    """
+    count = len(images) if images.ndim == 4 else 1
+    channels, height, width = images.shape[-3:]
+    if not (count and channels and height and width):
+        raise ValueError(f"the batch must hold images with pixels, got {tree.describe(images)}")
+    return Layout.dense(count, channels, height, width)
+
+
+def replaced(batch: Any, place: int, images: Tensor) -> Any:
+    """`batch` with other images; the given batch is not written to."""
+    places = iter(range(len(tree.leaves(batch))))
+    return tree.replace(lambda leaf: images if next(places) == place else leaf, batch)

@@ -1,0 +1,124 @@
+"""A recipe: planned on the host, then carried out. `Compose` is one, and so is every transform.
+
+plan(layout, context) ──► table ──► run(batch, table)
+pure, on the host         a row     draws nothing
+                          a sample
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from streamloader.augment import batches, lower, plans, reference
+from streamloader.augment.layout import Layout
+from streamloader.augment.program import Program
+from streamloader.augment.step import Geometric, Pointwise, Step
+from streamloader.context import Context, rank
+
+__all__ = ["Alone", "Recipe"]
+
+
+class Recipe:
+    """What `Compose` and each transform have in common."""
+
+    memory_format: torch.memory_format = torch.contiguous_format
+    _calls: ClassVar[int] = 0
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The transforms, in order."""
+        raise NotImplementedError
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of a table's columns: `view0.top`, `1.ColorJitter.hue`, ..."""
+        return self.program(torch.float32).columns
+
+    def program(self, dtype: torch.dtype) -> Program:
+        """What an executor runs on images of that dtype.
+
+        Raises:
+            TypeError: Neither uint8 nor floating point.
+            ValueError: A transform cannot do its work on that dtype.
+        """
+        return lower.lower(self.steps, dtype, self.memory_format)
+
+    def layouts(self, layout: Layout) -> tuple[Layout, ...]:
+        """The images' sizes as the batch comes in, and then after each pass of the program.
+
+        Raises:
+            ValueError: A transform cannot do its work on such images.
+        """
+        return plans.layouts(self.steps, self.program(torch.float32), layout)
+
+    def plan(self, layout: Layout, context: Context, stage: int = 0) -> Tensor:
+        """All that is drawn and decided for one batch.
+
+        Args:
+            layout: The images' sizes.
+            context: Which batch; the same one gives the same table, bit for bit.
+            stage: The recipe's place among the loader's transforms.
+
+        Returns:
+            float32 on the CPU, (N, `len(columns)`): a row a sample. The first rows are the same
+            for a batch that has only the first samples.
+
+        Raises:
+            ValueError: A transform cannot do its work on such images, or they come out in
+                different sizes.
+        """
+        return plans.plan(self.steps, self.program(torch.float32), layout, context, stage)
+
+    def run(self, batch: Any, table: Tensor) -> Any:
+        """Carries out what a plan has decided: the same table gives the same images.
+
+        Args:
+            batch: As for a call.
+            table: Of a batch with images of the same sizes.
+
+        Raises:
+            ValueError: The table is another recipe's, or another batch size's.
+        """
+        images, found = batches.images(batch)
+        layout, program = batches.layout(images), self.program(images.dtype)
+        shape = (layout.count, len(program.columns))
+        if tuple(table.shape) != shape:
+            raise ValueError(
+                f"table must have the shape {shape}, a row for each of the images and a column for "
+                f"each name in columns, got {tuple(table.shape)}"
+            )
+        self.layouts(layout)  # refuses what the transforms cannot work on
+        return batches.replaced(batch, found, reference.run(program, images, table))
+
+    def __call__(self, batch: Any) -> Any:
+        """Augments the images of a batch: its first tensor of three or more dimensions.
+
+        Outside of a loader the draws depend on `torch.initial_seed()`, on the rank, and on how
+        often this object has been called, and on no generator's state.
+
+        Args:
+            batch: (N, C, H, W), uint8 or floating point with values in 0 to 1, or a container that
+                holds such a tensor; whatever else is in it passes. (C, H, W) is one image, as in
+                torchvision, so grey images without a channel, (N, H, W), need `images[:, None]`.
+
+        Returns:
+            The batch, a new container, with other images; the given ones are not written to.
+        """
+        context = Context(torch.initial_seed(), 0, self._calls, rank())
+        object.__setattr__(self, "_calls", self._calls + 1)  # transforms are frozen
+        images, _ = batches.images(batch)
+        return self.run(batch, self.plan(batches.layout(images), context))
+
+
+class Alone(Recipe):
+    """A recipe that is its only transform."""
+
+    @property
+    @override
+    def steps(self) -> tuple[Step, ...]:
+        assert isinstance(self, (Geometric, Pointwise))
+        return (self,)
