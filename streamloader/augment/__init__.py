@@ -1,8 +1,8 @@
 """Per-sample augmentation of batches of images, with torchvision v2's names and arguments.
 
-    plan(layout, context) ──► table ──► run(batch, table)
-    on the host               a row     on the batch's device,
-    pure                      a sample  draws nothing
+    plan(batch, context) ──► table ──► run(batch, table)
+    on the host              a row     on the batch's device,
+    sizes alone, pure        a sample  draws nothing
 
     program(dtype) ──► passes: resample (crops, resize, flips, in one), then the pixels' operations
     pure               that fuse
@@ -26,7 +26,10 @@ epoch, number, rank) and its images' sizes, and is a table that can be looked at
     draws.py      random numbers from a key and a place; pure
     layout.py     the sizes of a batch's images; pure
     batches.py    which part of a batch holds the images
+    execute.py    who runs a program: one of the next two
     reference.py  the executor in plain torch: the definition
+    fused.py      the executor in Triton: a kernel a pass
+    kernels.py    the kernel; kernel_views.py, kernel_ops.py: its parts
     taps.py       which pixels a resized one is made of; pure
     noise.py      random pixels, from a key and a place too
 

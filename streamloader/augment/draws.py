@@ -8,13 +8,10 @@ drawn before, and a shorter batch has the first rows of a longer one.
 from __future__ import annotations
 
 import math
-import os
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-
-from streamloader.context import Context
 
 __all__ = [
     "ATTEMPTS",
@@ -24,7 +21,6 @@ __all__ = [
     "between",
     "chance",
     "first",
-    "key",
     "sides",
     "uniforms",
 ]
@@ -36,20 +32,14 @@ ATTEMPTS = 10
 """How often torchvision tries to find a rectangle of a random area and shape."""
 
 
-def key(context: Context, stage: int) -> int:
-    """What the draws of one batch are keyed by: its context, or the system's noise without a seed.
-
-    Args:
-        context: Which batch.
-        stage: The recipe's place among the loader's transforms, so that two recipes differ.
-    """
-    if context.seed is None:
-        return int.from_bytes(os.urandom(8), "big")
-    return context.key(stage)
-
-
 def uniforms(key: int, place: int, count: int, each: int) -> Floats:
     """Numbers from 0 up to, but not, 1: (count, each), the first rows alike whatever the count.
+
+    Args:
+        key: The batch's, below 2**64: `Context.key`.
+        place: The transform's among those of its recipe.
+        count: Samples.
+        each: Numbers for a sample.
 
     Made from the generator's raw words, which NumPy promises to keep; what its own methods make of
     them may change from release to release.

@@ -44,9 +44,7 @@ def layouts(steps: tuple[Step, ...], program: Program, layout: Layout) -> tuple[
     return tuple(sizes)
 
 
-def plan(
-    steps: tuple[Step, ...], program: Program, layout: Layout, context: Context, stage: int
-) -> Tensor:
+def plan(steps: tuple[Step, ...], program: Program, layout: Layout, context: Context) -> Tensor:
     """The table: float32 on the CPU, a row a sample, `program.columns` its columns.
 
     Raises:
@@ -54,7 +52,7 @@ def plan(
             or one becomes too long on the way.
     """
     sizes = layouts(steps, program, layout)
-    key = draws.key(context, stage)
+    key = context.key()
     table = np.zeros((layout.count, len(program.columns)), np.float32)
     for part, before in zip(program.passes, sizes, strict=False):
         view = View.whole(before.heights, before.widths)

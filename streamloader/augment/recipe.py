@@ -1,32 +1,32 @@
 """A recipe: planned on the host, then carried out. `Compose` is one, and so is every transform.
 
-plan(layout, context) ──► table ──► run(batch, table)
-pure, on the host         a row     draws nothing
-                          a sample
+plan(batch, context) ──► table ──► run(batch, table)
+sizes alone, pure        a row     draws nothing
+                         a sample
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from streamloader.augment import batches, lower, plans, reference
+from streamloader.augment import batches, execute, lower, plans
 from streamloader.augment.layout import Layout
 from streamloader.augment.program import Program
 from streamloader.augment.step import Geometric, Pointwise, Step
-from streamloader.context import Context, rank
+from streamloader.context import Context
+from streamloader.transforms import Planned
 
 __all__ = ["Alone", "Recipe"]
 
 
-class Recipe:
+class Recipe(Planned):
     """What `Compose` and each transform have in common."""
 
     memory_format: torch.memory_format = torch.contiguous_format
-    _calls: ClassVar[int] = 0
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -55,13 +55,13 @@ class Recipe:
         """
         return plans.layouts(self.steps, self.program(torch.float32), layout)
 
-    def plan(self, layout: Layout, context: Context, stage: int = 0) -> Tensor:
+    @override
+    def plan(self, batch: Any, context: Context) -> Tensor:
         """All that is drawn and decided for one batch.
 
         Args:
-            layout: The images' sizes.
-            context: Which batch; the same one gives the same table, bit for bit.
-            stage: The recipe's place among the loader's transforms.
+            batch: The batch, of which only the images' sizes matter, or a `Layout`, those sizes.
+            context: Which batch it is; the same one gives the same table, bit for bit.
 
         Returns:
             float32 on the CPU, (N, `len(columns)`): a row a sample. The first rows are the same
@@ -71,14 +71,26 @@ class Recipe:
             ValueError: A transform cannot do its work on such images, or they come out in
                 different sizes.
         """
-        return plans.plan(self.steps, self.program(torch.float32), layout, context, stage)
+        layout = batch
+        if not isinstance(batch, Layout):
+            images, _ = batches.images(batch)
+            layout = batches.layout(images)
+        return plans.plan(self.steps, self.program(torch.float32), layout, context)
 
+    @override
     def run(self, batch: Any, table: Tensor) -> Any:
-        """Carries out what a plan has decided: the same table gives the same images.
+        """Carries out a plan on a batch's images, its first tensor of three or more dimensions.
+
+        The same table gives the same images.
 
         Args:
-            batch: As for a call.
-            table: Of a batch with images of the same sizes.
+            batch: (N, C, H, W), uint8 or floating point with values in 0 to 1, or a container that
+                holds such a tensor; whatever else is in it passes. (C, H, W) is one image, as in
+                torchvision, so grey images without a channel, (N, H, W), need `images[:, None]`.
+            table: Of a batch with images of the same sizes, on their device.
+
+        Returns:
+            The batch, a new container, with other images; the given ones are not written to.
 
         Raises:
             ValueError: The table is another recipe's, or another batch size's.
@@ -91,27 +103,8 @@ class Recipe:
                 f"table must have the shape {shape}, a row for each of the images and a column for "
                 f"each name in columns, got {tuple(table.shape)}"
             )
-        self.layouts(layout)  # refuses what the transforms cannot work on
-        return batches.replaced(batch, found, reference.run(program, images, table))
-
-    def __call__(self, batch: Any) -> Any:
-        """Augments the images of a batch: its first tensor of three or more dimensions.
-
-        Outside of a loader the draws depend on `torch.initial_seed()`, on the rank, and on how
-        often this object has been called, and on no generator's state.
-
-        Args:
-            batch: (N, C, H, W), uint8 or floating point with values in 0 to 1, or a container that
-                holds such a tensor; whatever else is in it passes. (C, H, W) is one image, as in
-                torchvision, so grey images without a channel, (N, H, W), need `images[:, None]`.
-
-        Returns:
-            The batch, a new container, with other images; the given ones are not written to.
-        """
-        context = Context(torch.initial_seed(), 0, self._calls, rank())
-        object.__setattr__(self, "_calls", self._calls + 1)  # transforms are frozen
-        images, _ = batches.images(batch)
-        return self.run(batch, self.plan(batches.layout(images), context))
+        out = execute.run(program, images, table, self.layouts(layout))
+        return batches.replaced(batch, found, out)
 
 
 class Alone(Recipe):

@@ -88,6 +88,8 @@ class ToDtype(Pointwise, Alone):
 
     @override
     def op(self, column: int, dtype: torch.dtype) -> program.Scale | None:
-        if self.scale or dtype.is_floating_point == self.dtype.is_floating_point:
+        if self.scale:
             return None
+        if dtype.is_floating_point == self.dtype.is_floating_point:
+            return program.Scale(1.0)  # so that passes are alike whatever the dtype
         return program.Scale(LEVELS if self.dtype.is_floating_point else 1 / LEVELS)

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamloader.augment import draws
-from streamloader.context import Context
 
 keys = st.integers(0, 2**64 - 1)
 
@@ -49,22 +48,6 @@ def test_no_global_generator_is_touched() -> None:
     draws.uniforms(0, 0, 8, 8)
 
     assert np.array_equal(before, np.random.get_state()[1])  # type: ignore[index]
-
-
-def test_the_key_is_the_contexts_and_the_stages() -> None:
-    context = Context(seed=1, epoch=2, number=3, rank=4)
-    others = [
-        draws.key(context._replace(**{name: 9}), 0) for name in ("seed", "epoch", "number", "rank")
-    ]
-
-    assert draws.key(context, 0) == draws.key(context, 0) == context.key(0)
-    assert len({draws.key(context, 0), draws.key(context, 1), *others}) == 6
-
-
-def test_without_a_seed_the_key_is_new_each_time() -> None:
-    context = Context(seed=None, epoch=0, number=0, rank=0)
-
-    assert draws.key(context, 0) != draws.key(context, 0)
 
 
 @given(st.floats(0, 1, exclude_max=True), st.integers(1, 8001))

@@ -1,6 +1,7 @@
 """Tables: the same for the same context, whatever else."""
 
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,21 +43,17 @@ def test_a_table_is_its_contexts(given: Context, count: int) -> None:
     assert torch.equal(table[:count], IMAGENET.plan(shorter, given))
 
 
-@pytest.mark.parametrize("name", ["seed", "epoch", "number", "rank"])
+@pytest.mark.parametrize("name", ["seed", "epoch", "number", "rank", "stage"])
 def test_another_context_gives_another(name: str) -> None:
-    other = context()._replace(**{name: 7})
+    changed: dict[str, Any] = {name: 7}
+    other = context()._replace(**changed)
     assert not torch.equal(IMAGENET.plan(DENSE, context()), IMAGENET.plan(DENSE, other))
 
 
-def test_another_stage_gives_another() -> None:
-    made = [IMAGENET.plan(DENSE, context(), stage) for stage in (0, 1)]
-    assert not torch.equal(*made)
-
-
-def test_without_a_seed_every_plan_is_another() -> None:
-    unseeded = context()._replace(seed=None)
-    made = [IMAGENET.plan(DENSE, unseeded) for _ in range(2)]
-    assert not torch.equal(*made)
+def test_a_batch_is_planned_by_the_sizes_of_its_images() -> None:
+    batch = {"image": torch.zeros(4, 3, 30, 40), "label": torch.zeros(4)}
+    layout = Layout.dense(4, 3, 30, 40)
+    assert torch.equal(IMAGENET.plan(batch, context()), IMAGENET.plan(layout, context()))
 
 
 def test_samples_and_places_differ() -> None:

@@ -1,0 +1,161 @@
+"""The program's passes in Triton: one kernel, made for each pass by what is constant in it.
+
+A program of the grid computes a tile of one sample's output: it weighs the source's pixels
+(`kernel_views.py`), does the operations on what comes out (`kernel_ops.py`), and writes it once.
+With contrast, which is relative to the image's mean, there are three steps: SUM also adds up the
+grey of each tile, `means` adds up the tiles, always in the same order, and APPLY has the mean.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from streamloader.augment.kernel_ops import SUM, SUM_, done, grey_of
+from streamloader.augment.kernel_views import offset, read, resampled, write
+
+__all__ = ["APPLY", "PLAIN", "SUM", "carry_out", "means"]
+
+PLAIN, APPLY = 0, 2
+APPLY_ = tl.constexpr(APPLY)
+
+
+@triton.jit
+def carry_out(
+    source,
+    places,
+    table,
+    constants,
+    out,
+    sums,
+    columns,
+    stride_n,
+    stride_c,
+    stride_y,
+    stride_x,
+    out_n,
+    out_c,
+    out_y,
+    out_x,
+    height,
+    width,
+    tiles,
+    channels,
+    STEP: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    RAGGED: tl.constexpr,
+    WIDE: tl.constexpr,
+    UNIT: tl.constexpr,
+    VIEW: tl.constexpr,
+    SIZE: tl.constexpr,
+    MODE: tl.constexpr,
+    ANTIALIAS: tl.constexpr,
+    CLAMP: tl.constexpr,
+    OPS: tl.constexpr,
+    STOP: tl.constexpr,
+    STORE: tl.constexpr,
+    LEVELS: tl.constexpr,
+    BLOCK_Y: tl.constexpr,
+    BLOCK_X: tl.constexpr,
+):
+    """One pass, or one of its steps, over a batch.
+
+    Args:
+        source: The images: (N, C, H, W) by its strides, or ragged.
+        places: Ragged: int64 (N, 4), of each image its offset and strides of c, y and x.
+        table: float32 (N, columns).
+        constants: float32 (rows, channels), which `VIEW`'s fill (row 0) and `OPS` are of.
+        out: Written.
+        sums: SUM: float32 (N, tiles), written. APPLY: float32 (N,), the means.
+        columns: Of the table.
+        stride_n: Of the source, in elements, as the next three.
+        stride_c: Likewise.
+        stride_y: Likewise.
+        stride_x: Likewise.
+        out_n: Of the output, as the next three.
+        out_c: Likewise.
+        out_y: Likewise.
+        out_x: Likewise.
+        height: Of the largest output.
+        width: Of the widest.
+        tiles: Tiles of the largest output.
+        channels: Of the images.
+        STEP: PLAIN, SUM or APPLY.
+        CHANNELS: That a program has in hand: 3, or 1 where colours do not matter.
+        RAGGED: Whether `places` says where images lie.
+        WIDE: Whether some image has 2**31 elements or more from its first to its last.
+        UNIT: What is 1.0 in the source.
+        VIEW: The view's first column; -1 for none.
+        SIZE: The column of the output's height, its width's next to it; -1 if all are alike.
+        MODE: The interpolation.
+        ANTIALIAS: Likewise.
+        CLAMP: Likewise.
+        OPS: Of each operation its kind and what it needs.
+        STOP: SUM: the operation that needs the mean.
+        STORE: Whether `out` is written at all.
+        LEVELS: Whether it is in 0..255, whole.
+        BLOCK_Y: Rows of a tile.
+        BLOCK_X: Columns of a tile.
+    """
+    tile = tl.program_id(0)
+    n = tl.program_id(1).to(tl.int64)
+    c = tl.program_id(2)
+    row = table + n * columns
+    high, wide = height, width
+    if SIZE >= 0:
+        high = tl.load(row + SIZE).to(tl.int32)
+        wide = tl.load(row + SIZE + 1).to(tl.int32)
+    across = tl.cdiv(width, BLOCK_X)
+    y = (tile // across) * BLOCK_Y + tl.arange(0, BLOCK_Y)
+    x = (tile % across) * BLOCK_X + tl.arange(0, BLOCK_X)
+    inside = (y < high)[:, None] & (x < wide)[None, :]
+
+    image = source + n * stride_n
+    step_c, step_y, step_x = stride_c, stride_y, stride_x
+    if RAGGED:
+        image = source + tl.load(places + n * 4)
+        step_c = tl.load(places + n * 4 + 1)
+        step_y = tl.load(places + n * 4 + 2)
+        step_x = tl.load(places + n * 4 + 3)
+    image += c * step_c
+    if VIEW >= 0:
+        red, green, blue = resampled(
+            image, step_c, step_y, step_x, row + VIEW, constants + c, y, x, inside,
+            CHANNELS, MODE, ANTIALIAS, CLAMP, UNIT, WIDE,
+        )  # fmt: skip
+    else:
+        at = image + offset(y, step_y, WIDE)[:, None] + offset(x, step_x, WIDE)[None, :]
+        red, green, blue = read(at, step_c, inside, CHANNELS)
+        red, green, blue = red / UNIT, green / UNIT, blue / UNIT
+
+    here = out + n * out_n + c * out_c + y[:, None] * out_y + x[None, :] * out_x
+    if STEP == SUM_ and STORE:
+        write(here, red, green, blue, inside, out_c, CHANNELS, False)
+    mean = 0.0
+    if STEP == APPLY_:
+        mean = tl.load(sums + n)
+    red, green, blue = done(
+        red, green, blue, row, constants + c, mean, y, x, c, high, wide, channels,
+        STEP, CHANNELS, OPS, STOP,
+    )  # fmt: skip
+    if STEP == SUM_:
+        grey = tl.where(inside, grey_of(red, green, blue, CHANNELS), 0.0)
+        tl.store(sums + n * tiles + tile, tl.sum(grey))
+    else:
+        write(here, red, green, blue, inside, out_c, CHANNELS, LEVELS)
+
+
+@triton.jit
+def means(sums, out, table, columns, tiles, height, width,
+          SIZE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Each sample's mean grey, from the sums of its tiles, in their order."""
+    n = tl.program_id(0).to(tl.int64)
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, tiles, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        total += tl.load(sums + n * tiles + at, mask=at < tiles, other=0.0)
+    high, wide = height, width
+    if SIZE >= 0:
+        high = tl.load(table + n * columns + SIZE).to(tl.int32)
+        wide = tl.load(table + n * columns + SIZE + 1).to(tl.int32)
+    tl.store(out + n, tl.sum(total) / (high.to(tl.float32) * wide.to(tl.float32)))

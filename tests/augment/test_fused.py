@@ -1,0 +1,151 @@
+"""Triton's executor against the definition: kernels are interpreted here, and compiled on a GPU."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from streamloader import augment
+from streamloader.augment import batches, fused, reference
+from streamloader.augment.recipe import Recipe
+from streamloader.context import Context
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+NORMALIZE = augment.Normalize(MEAN, STD)
+CROP = augment.RandomResizedCrop(12)
+FLIP = augment.RandomHorizontalFlip()
+FLOATS = augment.ToDtype(torch.float32, scale=True)
+JITTER = augment.ColorJitter(0.4, 0.4, 0.4, 0.1)
+
+
+def images(channels: int = 3, dtype: torch.dtype = torch.uint8, size: Any = (19, 25)) -> Tensor:
+    made = torch.Generator().manual_seed(channels)
+    if dtype == torch.uint8:
+        return torch.randint(0, 256, (2, channels, *size), dtype=dtype, generator=made)
+    return torch.rand(2, channels, *size, generator=made).to(dtype)
+
+
+def both(recipe: Recipe, batch: Tensor, number: int = 0) -> tuple[Tensor, Tensor]:
+    """What Triton and what the definition make of it."""
+    layout, program = batches.layout(batch), recipe.program(batch.dtype)
+    table = recipe.plan(layout, Context(3, 0, number, 0))
+    got = fused.run(program, batch, table, recipe.layouts(layout))
+    wanted = reference.run(program, batch, table)
+    assert (got.shape, got.dtype, got.stride()) == (wanted.shape, wanted.dtype, wanted.stride())
+    return got, wanted
+
+
+def assert_close(recipe: Recipe, batch: Tensor, atol: float = 4e-6) -> None:
+    got, wanted = both(recipe, batch)
+    if got.dtype == torch.uint8:
+        apart = (got.int() - wanted.int()).abs()
+        assert apart.max() <= 1  # a half may be rounded either way
+        assert apart.float().mean() < 5e-3
+    else:
+        torch.testing.assert_close(got, wanted, rtol=1e-6, atol=atol)
+
+
+RECIPES: dict[str, Sequence[Recipe]] = {
+    "the ImageNet recipe": [CROP, FLIP, NORMALIZE],
+    "with jitter": [CROP, FLIP, JITTER, augment.RandomGrayscale(0.5), NORMALIZE],
+    "evaluation": [augment.Resize(12), augment.CenterCrop(10), NORMALIZE],
+    "enlarged and padded": [augment.Resize(32), augment.CenterCrop(40)],
+    "a padded crop": [augment.RandomCrop(20, padding=6, fill=3), FLIP],
+    "bicubic": [augment.RandomResizedCrop(12, interpolation="bicubic")],
+    "bicubic without antialias": [augment.Resize((10, 30), "bicubic", antialias=False)],
+    "bilinear without antialias": [augment.Resize((10, 30), antialias=False)],
+    "nearest": [augment.Resize(10, "nearest"), augment.CenterCrop(7)],
+    "nearest-exact": [augment.Resize(30, "nearest-exact"), augment.CenterCrop(21)],
+    "only flips": [augment.RandomVerticalFlip(), FLIP],
+    "only jitter": [JITTER],
+    "jitter without contrast": [augment.ColorJitter(0.4, 0, 0.4, 0.1)],
+    "only grey": [augment.RandomGrayscale(0.5)],
+    "erased": [CROP, NORMALIZE, augment.RandomErasing(1.0, value=(0.1, 0.2, 0.3))],
+    "noise": [FLOATS, augment.RandomErasing(1.0, value="random")],
+    "several passes": [augment.Resize(15), CROP, JITTER, JITTER, augment.RandomCrop(8)],
+    "other values": [augment.ToDtype(torch.float32), augment.CenterCrop(9)],
+}
+
+
+@pytest.mark.parametrize("transforms", RECIPES.values(), ids=RECIPES)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_it_is_what_the_definition_says(transforms: Sequence[Recipe], dtype: torch.dtype) -> None:
+    assert_close(augment.Compose(transforms), images(dtype=dtype))
+
+
+@pytest.mark.parametrize("channels", [1, 2, 5])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float64, torch.float16])
+def test_any_channels_and_dtypes(channels: int, dtype: torch.dtype) -> None:
+    rest: list[Recipe] = [augment.RandomErasing(1.0)]
+    rest = [JITTER, *rest] if channels == 1 else rest
+    recipe = augment.Compose([CROP, FLIP, *rest])
+    assert_close(recipe, images(channels, dtype), atol=1e-3 if dtype == torch.float16 else 4e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.uint8])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_it_is_written_once_as_it_should_come_out(
+    dtype: torch.dtype, memory_format: torch.memory_format
+) -> None:
+    recipe = augment.Compose([CROP, FLIP, augment.ToDtype(dtype, scale=True)], memory_format)
+    got, wanted = both(recipe, images())
+    assert got.is_contiguous(memory_format=memory_format)
+    torch.testing.assert_close(got, wanted, rtol=1e-2, atol=1)
+
+
+def test_one_image_without_a_batch() -> None:
+    got, wanted = both(augment.Compose([CROP, NORMALIZE]), images()[0])
+    assert got.ndim == 3
+    torch.testing.assert_close(got, wanted, rtol=1e-6, atol=4e-6)
+
+
+def test_images_may_lie_in_memory_in_any_way() -> None:
+    batch = images().to(memory_format=torch.channels_last)
+    assert_close(augment.Compose([CROP, FLIP]), batch)
+    assert_close(augment.Compose([CROP, JITTER]), batch[:, :, ::2, 3:].flip(0))
+    assert_close(augment.Compose([CROP]), batch[:1].expand(2, -1, -1, -1))
+
+
+def test_an_image_that_takes_more_than_32_bits_to_get_through() -> None:
+    """Only on paper: rows that lie far apart, of which two are looked at."""
+    far = torch.empty(0, dtype=torch.uint8).set_(
+        torch.UntypedStorage(64), 0, (1, 1, 2, 4), (64, 64, 8, 1)
+    )
+    assert fused._reach(far) == 12
+    wide = torch.empty((1, 1, 3, 4), device="meta").as_strided((1, 1, 3, 4), (0, 0, 2**30, 1))
+    assert fused._reach(wide) == 2**31 + 4
+
+
+def test_the_same_bits_every_time() -> None:
+    recipe, batch = augment.Compose(RECIPES["with jitter"]), images()
+    first, _ = both(recipe, batch)
+    again, _ = both(recipe, batch)
+    assert torch.equal(first, again)
+
+
+@pytest.mark.slow
+def test_tiles_that_do_not_fit_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "_tile", lambda _: (8, 4))
+    monkeypatch.setattr(fused, "MEANS_BLOCK", 4)
+    for name in ("with jitter", "several passes", "a padded crop"):
+        assert_close(augment.Compose(RECIPES[name]), images())
+
+
+@pytest.mark.slow
+@settings(max_examples=20)
+@given(st.data())
+def test_any_view(data: Any) -> None:
+    edge = st.integers(1, 14)
+    batch = images(1, torch.float32, (data.draw(edge), data.draw(edge)))
+    small, large = data.draw(edge), data.draw(edge)
+    chains: list[list[Recipe]] = [
+        [augment.RandomResizedCrop((small, large), scale=(0.01, 1.0)), FLIP],
+        [augment.Resize((small, large)), augment.CenterCrop(data.draw(edge))],
+        [augment.CenterCrop((small, large)), augment.RandomVerticalFlip()],
+        [augment.RandomCrop((small, large), pad_if_needed=True), FLIP],
+    ]
+    assert_close(augment.Compose(data.draw(st.sampled_from(chains))), batch)
