@@ -16,7 +16,8 @@ and where each part of it is written down:
     pack.py       a host batch's bytes into a slab; what may be read when
     slabs.py      pinned slabs, round and round
     window.py     how far ahead: ask, admit; NOTE [Memory rules]
-    stages.py     the copy, the transforms, the hand-over: a stream each; `on`
+    stages.py     the copy, the transforms, the hand-over: a stream each
+    transforms.py what a transform is; `on`; those that plan on the host
     batch.py      the record that travels
     tree.py       nested batches: visit, rebuild any container
     layout.py     what is packed where, which tensors share a copy; pure
@@ -43,8 +44,8 @@ A source to wrap, likewise:
 from __future__ import annotations
 
 from streamloader.loader import StreamLoader
-from streamloader.stages import on
 from streamloader.stats import Counts, Stats
+from streamloader.transforms import on
 
 __all__ = ["Counts", "Stats", "StreamLoader", "on"]
 __version__ = "0.1.0"

@@ -10,6 +10,7 @@ from torch.nn import ModuleList
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 __all__ = [
+    "advice",
     "advise",
     "callables",
     "dataloader",
@@ -136,6 +137,16 @@ def advise(loader: object) -> None:
                 stacklevel=3,
             )
             return
+
+
+def advice(error: RuntimeError) -> str | None:
+    """What to add to a source's error, if anything. Torch's own advice on this one is to spawn."""
+    if "CUDA in forked subprocess" not in str(error):
+        return None
+    return (
+        "a worker cannot use the GPU that this process uses: take that code out of the dataset and "
+        "collate_fn, and pass it to StreamLoader as transform=..., which runs in this process"
+    )
 
 
 def warn_of_seed(loader: object) -> None:

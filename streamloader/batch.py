@@ -63,6 +63,7 @@ class Batch:
         nbytes: Bytes of its tensors that come from the host.
         memory: The device tensors that whoever takes it next will read.
         ready: Completes when `memory` has been written.
+        late: Tables that were sent on their own, each with the event that completes its copy.
     """
 
     number: int
@@ -78,3 +79,4 @@ class Batch:
     nbytes: int = 0
     memory: list[Tensor] = field(default_factory=list)
     ready: Event | None = None
+    late: list[tuple[Event, Tensor]] = field(default_factory=list)

@@ -12,26 +12,31 @@ __all__ = ["Context", "rank"]
 
 
 class Context(NamedTuple):
-    """Which batch this is.
+    """Which batch this is, and for which transform.
 
     Attributes:
-        seed: The loader's; None where transforms draw unseeded.
+        seed: The loader's.
         epoch: The pass, from 0, or what `set_epoch` said.
         number: The batch's place in the pass, from 0.
         rank: This process among those that train together.
+        stage: The transform's place among the loader's, from 0.
+        apart: Whether nothing else draws from torch's generators meanwhile, so that they can be
+            seeded for the transform and restored.
     """
 
-    seed: int | None
+    seed: int
     epoch: int
     number: int
     rank: int
+    stage: int = 0
+    apart: bool = True
 
-    def key(self, stage: int) -> int:
+    def key(self) -> int:
         """A seed for one transform on one batch: 63 bits, unrelated for contexts that differ.
 
         A hash, because generators seeded with neighbouring numbers can start alike.
         """
-        words = ",".join(map(str, (*self, stage)))
+        words = ",".join(map(str, (self.seed, self.epoch, self.number, self.rank, self.stage)))
         digest = hashlib.blake2b(words.encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") >> 1
 

@@ -44,7 +44,7 @@ def inline(
 
     Args:
         iterator: The source's pass.
-        pipeline: The device's legs; only `finish` is used.
+        pipeline: The device's legs; only `whole` is used.
         keep: Makes a batch the caller's own, see `pack.owned`.
         context: Of the first batch.
         meter: Counts.
@@ -56,7 +56,7 @@ def inline(
         if not held:
             return
         meter.handed_over(size(held))
-        yield pipeline.finish(keep(held.pop()), context._replace(number=number))
+        yield pipeline.whole(keep(held.pop()), context._replace(number=number))
 
 
 class Epoch:
@@ -104,11 +104,16 @@ class Epoch:
         self._ended = False
         pipeline.begin()
         self.source = Source(
-            iterator, first, pack, permits=depth + 1, changed=slabs.changed, state=device.inherit()
+            iterator, first, pack, permits=0, changed=slabs.changed, state=device.inherit()
         )
 
     def batches(self) -> Iterator[Any]:
-        """The pass, batch by batch."""
+        """The pass, batch by batch.
+
+        Nothing is pulled before it is asked for: who closes the loader when the source is inside a
+        pull should find this pass among the live ones.
+        """
+        self.source.permit(self._depth + 1)
         for number in itertools.count():  # pragma: no branch
             with self._inside:
                 held = self._next(number)
@@ -173,7 +178,12 @@ class Epoch:
         finally:
             self.slabs.lend(batch.ready, batch.slab, list(batch.direct.values()))
             batch.slab, batch.direct = None, {}
-        self._pipeline.transform(batch, self._of(batch.number))
+        try:
+            self._pipeline.transform(batch, self._of(batch.number))
+        finally:
+            while batch.late:
+                sent, table = batch.late.pop()
+                self.slabs.lend(sent, None, [table])
 
     def _modes(self) -> AbstractContextManager[object]:
         """A batch that is launched in an inference mode of the caller's may be due after it."""

@@ -42,6 +42,7 @@ class Spec(NamedTuple):
         dtype: Its dtype.
         nbytes: Bytes of that range.
         pinned: Whether it is sent from where it lies instead of from the slab.
+        shares: Whether it goes with the small ones whatever its size: nobody will keep it.
     """
 
     shape: tuple[int, ...]
@@ -49,6 +50,7 @@ class Spec(NamedTuple):
     dtype: torch.dtype
     nbytes: int
     pinned: bool
+    shares: bool = False
 
 
 class Block(NamedTuple):
@@ -117,7 +119,7 @@ def _alone(specs: Sequence[Spec]) -> list[int]:
     return sorted(
         number
         for rank, number in enumerate(by_size)
-        if specs[number].nbytes >= (MEDIUM if rank < FEW else LARGE)
+        if specs[number].nbytes >= (MEDIUM if rank < FEW else LARGE) and not specs[number].shares
     )
 
 

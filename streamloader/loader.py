@@ -20,8 +20,9 @@ from streamloader.device import Device, DeviceLike, check, resolve
 from streamloader.epoch import Epoch, inline
 from streamloader.slabs import Slabs
 from streamloader.source import Source
-from streamloader.stages import Pipeline, Transform
+from streamloader.stages import Pipeline
 from streamloader.stats import Meter, Stats
+from streamloader.transforms import Transform, note, seeds
 from streamloader.window import Window
 
 __all__ = ["StreamLoader"]
@@ -99,7 +100,7 @@ class StreamLoader(Generic[Batch_co]):
         self._epoch = 0
         self._rest()
         arguments.advise(loader)
-        if self._seed is not None and self._transforms and self._depth:
+        if self._seed is not None and seeds(self._transforms) and self._depth:
             arguments.warn_of_seed(loader)
 
     def _rest(self) -> None:
@@ -119,6 +120,14 @@ class StreamLoader(Generic[Batch_co]):
         return self._pass()
 
     def _pass(self) -> Iterator[Batch_co]:
+        try:
+            yield from self._batches()
+        except RuntimeError as error:
+            if advice := arguments.advice(error):
+                note(error, advice)
+            raise
+
+    def _batches(self) -> Iterator[Batch_co]:
         depth = 0 if os.environ.get("STREAMLOADER_DISABLE") == "1" else self._depth
         device, pipeline = self._settled()
         context, meter = self._begin()
@@ -127,8 +136,7 @@ class StreamLoader(Generic[Batch_co]):
             keep = functools.partial(pack.owned, device=device, fresh=self._fresh(device, iterator))
             yield from inline(iterator, pipeline, keep, context, meter)
             return
-        if not arguments.draws_apart(self._loader):
-            context = context._replace(seed=None)
+        context = context._replace(apart=arguments.draws_apart(self._loader))
         iterator, first = self._open(meter)
         if not first:
             return
@@ -138,7 +146,13 @@ class StreamLoader(Generic[Batch_co]):
         epoch = Epoch(
             iterator,
             first,
-            pack=pack.Packer(device, slabs.take, fresh=fresh, pinned=pinned),
+            pack=pack.Packer(
+                device,
+                slabs.take,
+                fresh=fresh,
+                pinned=pinned,
+                plan=lambda number, value: pipeline.plan(value, context._replace(number=number)),
+            ),
             pipeline=pipeline,
             device=device,
             slabs=slabs,

@@ -22,6 +22,7 @@ from streamloader import tree
 from streamloader.batch import GONE, Batch, Dress
 from streamloader.device import Device
 from streamloader.layout import Layout, Spec, dense, layout
+from streamloader.transforms import Tabled
 
 __all__ = ["Packer", "fresh", "owned", "size"]
 
@@ -81,18 +82,23 @@ class Packer:
             true first.
         fresh: See `fresh`.
         pinned: Whether large tensors that are pinned are sent from where they lie.
+        plan: Gives the table that travels with a batch of this number, if any: `Pipeline.plan`.
     """
 
     device: Device
     take: Callable[[int, Callable[[], bool]], Tensor | None]
     fresh: bool
     pinned: bool
+    plan: Callable[[int, Any], Tensor | None] = lambda _, __: None
 
     def __call__(self, number: int, value: Any, closed: Callable[[], bool]) -> Batch | None:
         """The batch that carries `value`, or None when the pass was `closed()` meanwhile."""
-        found = _Leaves(self.device, self.fresh, self.pinned)
+        table = self.plan(number, value)
+        found = _Leaves(self.device, self.fresh, self.pinned, table)
         if not self.fresh:
             value = tree.copied(value)
+        if table is not None:
+            value = Tabled(value, table)
         batch = Batch(number, tree.emptied(found.visit, value))
         batch.leaves, batch.opaque, batch.nbytes = found.leaves, found.opaque, found.nbytes
         batch.memory = found.present if self.fresh else self._present(value)
@@ -134,6 +140,7 @@ class _Leaves:
     device: Device
     fresh: bool
     pinned: bool
+    table: Tensor | None
     leaves: list[Any] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
     specs: list[Spec] = field(default_factory=list)
@@ -166,7 +173,8 @@ class _Leaves:
         if not dense(tensor.shape, tensor.stride()):
             tensor = tensor.detach().clone()
         pinned = self.pinned and tensor.is_pinned()
-        spec = Spec(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.nbytes, pinned)
+        shape, shares = tuple(tensor.shape), tensor is self.table
+        spec = Spec(shape, tensor.stride(), tensor.dtype, tensor.nbytes, pinned, shares)
         self.specs.append(spec)
         self.tensors.append(tensor)
         return GONE
@@ -197,10 +205,10 @@ def _copied(leaf: Any) -> Any:
 
 def _copied_object(thing: Any) -> Any:
     """A deep copy; warns of what it shares with `thing`: functions are never copied."""
-    tensors = tree.reachable(thing)
+    tensors = tree.reachable(thing, classes=False)
     copied = copy.deepcopy(thing, {id(tensor): _copied(tensor) for tensor in tensors})
     own = {id(tensor) for tensor in tensors if tensor.device.type == "cpu"}
-    if any(id(tensor) in own for tensor in tree.reachable(copied)):
+    if any(id(tensor) in own for tensor in tree.reachable(copied, classes=False)):
         warnings.warn(
             f"a batch has a {type(thing).__qualname__} that keeps a tensor in a function, where "
             "copy.deepcopy leaves it: if the source writes that tensor again, batches that wait "

@@ -10,12 +10,10 @@ and is recorded on its memory first (rule 2): `_enter`, the one place where that
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,30 +22,9 @@ from streamloader import tree
 from streamloader.batch import GONE, Batch, Dress
 from streamloader.context import Context
 from streamloader.device import Device, Stream
+from streamloader.transforms import Tabled, Transform, explain, planned
 
-__all__ = ["Pipeline", "Transform", "on"]
-
-Transform: TypeAlias = Callable[[Any], Any]
-
-
-@dataclass(frozen=True)
-class on:  # noqa: N801  # reads as a word: on("image", augment)
-    """A transform that applies a function to one part of the batch.
-
-        StreamLoader(loader, transform=on(0, normalize))          # of (images, labels)
-        StreamLoader(loader, transform=on("image", normalize))    # of {"image": ..., "label": ...}
-
-    Args:
-        key: A mapping's key, a field's name, or an index.
-        function: Called with that part; what it returns takes its place.
-    """
-
-    key: Any
-    function: Transform
-
-    def __call__(self, batch: Any) -> Any:
-        """The batch, a new container of the same class, with that part replaced."""
-        return tree.with_part(batch, self.key, self.function(tree.part(batch, self.key)))
+__all__ = ["Pipeline"]
 
 
 class Pipeline:
@@ -62,6 +39,7 @@ class Pipeline:
     def __init__(self, device: Device, transforms: Sequence[Transform]) -> None:
         self._device = device
         self._transforms = transforms
+        self._plans = [planned(transform) for transform in transforms]
 
     @functools.cached_property
     def _copy_stream(self) -> Stream:
@@ -70,6 +48,13 @@ class Pipeline:
     @functools.cached_property
     def _streams(self) -> list[Stream]:
         return [self._device.stream(f"stage {n}") for n, _ in enumerate(self._transforms)]
+
+    def plan(self, value: Any, context: Context) -> Tensor | None:
+        """The first transform's table for a batch on the host; None if it plans nothing.
+
+        Whoever has one sends it `Tabled` instead of the value alone. May be called in any thread.
+        """
+        return self._table(0, value, context) if self._plans and self._plans[0] else None
 
     def begin(self) -> None:
         """A pass begins: transforms read what the caller has written so far (rule 6)."""
@@ -92,6 +77,8 @@ class Pipeline:
             return
         with self._neutral():
             for stage, stream in enumerate(self._streams):
+                if stage and self._plans[stage]:
+                    self._later(stage, batch, context)
                 self._enter(batch, stream)
                 with self._device.on(stream):
                     batch.value = self._apply(stage, batch.value, context)
@@ -104,11 +91,18 @@ class Pipeline:
         value, batch.value, batch.memory = batch.value, None, []
         return self.finish(value, context) if batch.opaque else value
 
+    def whole(self, value: Any, context: Context) -> Any:
+        """Plans, moves and transforms a batch that is on the host, on the current stream."""
+        table = self.plan(value, context)
+        return self.finish(value if table is None else Tabled(value, table), context)
+
     def finish(self, value: Any, context: Context) -> Any:
         """Moves what has not moved yet and transforms the batch, on the current stream."""
         value = tree.replace(self._move, value)
         with self._neutral() if self._transforms else nullcontext():
             for stage, _ in enumerate(self._transforms):
+                if stage and self._plans[stage]:
+                    value = Tabled(value, self._move(self._table(stage, value, context)))
                 value = self._apply(stage, value, context)
         return value
 
@@ -155,12 +149,38 @@ class Pipeline:
         return leaf if moved is None else moved
 
     def _apply(self, stage: int, value: Any, context: Context) -> Any:
-        transform = self._transforms[stage]
+        plan = self._plans[stage]
+        if plan is None:
+            with self._explained(stage, value), self._seeded(context._replace(stage=stage)):
+                return self._transforms[stage](value)
+        with self._explained(stage, value.batch):
+            return plan.run(*value)
+
+    def _later(self, stage: int, batch: Batch, context: Context) -> None:
+        """Plans for a transform whose input nobody knew before; its table is sent on its own."""
+        table = self._table(stage, batch.value, context).contiguous()
+        with self._device.on(self._copy_stream):
+            arena = self._device.arena(table.nbytes)
+            # From pageable memory: so little the driver stages without waiting.
+            self._device.copy(arena, table.view(-1).view(torch.uint8))
+            sent = self._device.record(self._copy_stream)
+        self._device.wait(self._streams[stage], sent)
+        batch.value = Tabled(batch.value, arena.view(table.dtype).view(table.shape))
+        batch.memory.append(arena)
+        batch.late.append((sent, table))
+
+    def _table(self, stage: int, value: Any, context: Context) -> Tensor:
+        plan = self._plans[stage]
+        assert plan is not None
+        with self._explained(stage, value):
+            return plan.plan(value, context._replace(stage=stage))
+
+    @contextmanager
+    def _explained(self, stage: int, value: Any) -> Iterator[None]:
         try:
-            with self._seeded(context, stage):
-                return transform(value)
+            yield
         except Exception as error:
-            _explain(error, transform, value)
+            explain(error, self._transforms[stage], value)
             raise
 
     @contextmanager
@@ -173,8 +193,8 @@ class Pipeline:
         ):
             yield
 
-    def _seeded(self, context: Context, stage: int) -> AbstractContextManager[object]:
-        return nullcontext() if context.seed is None else self._device.draws(context.key(stage))
+    def _seeded(self, context: Context) -> AbstractContextManager[object]:
+        return self._device.draws(context.key()) if context.apart else nullcontext()
 
 
 def _source(batch: Batch, number: int) -> Tensor:
@@ -210,27 +230,3 @@ _SPARSE = {
     torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
     torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
 }
-
-
-def _explain(error: Exception, transform: Transform, value: Any) -> None:
-    """Adds to `error` which transform raised it, and on what."""
-    text = f"raised by transform {_name(transform)} on the batch {tree.describe(value)}"
-    if not isinstance(value, Tensor) and not isinstance(transform, on):
-        text += (
-            "; a transform gets the whole batch: to give it one part, wrap it, as in "
-            f"transform=on({_first_key(value)!r}, {_name(transform)})"
-        )
-    if hasattr(error, "add_note"):
-        error.add_note(text)
-    elif error.args and isinstance(error.args[0], str):  # Python 3.10
-        error.args = (f"{error.args[0]}\n{text}", *error.args[1:])
-
-
-def _name(transform: Transform) -> str:
-    return getattr(transform, "__qualname__", None) or repr(transform)
-
-
-def _first_key(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        return next((field.name for field in dataclasses.fields(value)), 0)
-    return next(iter(value), 0) if isinstance(value, Mapping) else 0

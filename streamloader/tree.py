@@ -209,12 +209,16 @@ def _attributes(thing: Any) -> list[str]:
     return [name for name in names if name not in hidden and hasattr(thing, name)]
 
 
-def reachable(thing: Any) -> list[Tensor]:
+def reachable(thing: Any, *, classes: bool = True) -> list[Tensor]:
     """Every tensor within `thing`, in containers and objects of whatever kind.
 
     Found as the garbage collector finds what an object refers to, so nothing is copied, and no
     class has to help. Only what keeps its references to itself is not seen: a NumPy array of
     objects, a class written in C that does not take part in collection.
+
+    Args:
+        thing: Where to look.
+        classes: Whether also in classes that a function made, whose methods can hold what it had.
     """
     found: list[Tensor] = []
     seen: set[int] = set()
@@ -226,7 +230,8 @@ def reachable(thing: Any) -> list[Tensor]:
         seen.add(id(node))
         if isinstance(node, Tensor):
             found.append(node)
-        rest += [other for other in _referents(node) if type(other) not in _PLAIN]
+        if classes or not isinstance(node, type):
+            rest += [other for other in _referents(node) if type(other) not in _PLAIN]
     return found
 
 
@@ -234,7 +239,7 @@ def _referents(node: Any) -> list[Any]:
     """What an object refers to; of code only what it holds, since it leads to everything."""
     if isinstance(node, types.ModuleType):
         return []
-    if isinstance(node, type):  # one that a function made can hold what the function had
+    if isinstance(node, type):
         return list(vars(node).values()) if "<locals>" in node.__qualname__ else []
     if isinstance(node, types.FunctionType):
         return [node.__closure__, node.__defaults__, node.__kwdefaults__, vars(node)]

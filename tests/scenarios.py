@@ -16,9 +16,11 @@ from torch import Tensor
 
 from streamloader import StreamLoader
 from streamloader.checker import CheckedDevice
+from streamloader.context import Context
 
 __all__ = [
     "COUNT",
+    "LATE",
     "NBYTES",
     "SCENARIOS",
     "Make",
@@ -94,6 +96,26 @@ def transformed(make: Make) -> CheckedDevice:
     """Two transforms; what they make is dropped as soon as the next has been told to read it."""
     device = make(looks=LATE)
     run(device, StreamLoader(floats(), device, transform=[double, double]))
+    return device
+
+
+class Late:
+    """Adds a table that is planned when its input is known, and drops it."""
+
+    def __call__(self, _: Tensor) -> Tensor:
+        raise AssertionError("a planned transform is run, not called")
+
+    def plan(self, batch: Tensor, _: Context) -> Tensor:
+        return torch.ones(batch.shape)
+
+    def run(self, batch: Tensor, table: Tensor) -> Tensor:
+        return batch + table
+
+
+def planned(make: Make) -> CheckedDevice:
+    """The second transform plans, so its table is sent on its own."""
+    device = make(looks=LATE)
+    run(device, StreamLoader(floats(), device, transform=[double, Late()]))
     return device
 
 
@@ -191,6 +213,7 @@ SCENARIOS: dict[str, Scenario] = {
         dropped,
         prepared,
         transformed,
+        planned,
         present,
         refilled,
         closed,

@@ -11,7 +11,7 @@ from streamloader.context import Context, rank
 
 contexts = st.builds(
     Context,
-    st.none() | st.integers(0, 2**64 - 1),
+    st.integers(0, 2**64 - 1),
     st.integers(0, 1000),
     st.integers(0, 10**9),
     st.integers(0, 10**5),
@@ -20,30 +20,33 @@ contexts = st.builds(
 
 @given(contexts, st.integers(0, 10))
 def test_a_key_is_63_bits_that_a_generator_takes(context: Context, stage: int) -> None:
-    key = context.key(stage)
+    key = context._replace(stage=stage).key()
 
     assert 0 <= key < 2**63
     assert torch.Generator().manual_seed(key).initial_seed() == key
 
 
 def test_a_key_is_the_same_in_every_process_and_release() -> None:
-    assert Context(0, 0, 0, 0).key(0) == 268742502790376492
-    assert Context(1, 2, 3, 4).key(5) == 7089945055952193378
+    assert Context(0, 0, 0, 0).key() == 268742502790376492
+    assert Context(1, 2, 3, 4, 5).key() == 7089945055952193378
 
 
 def test_contexts_that_differ_in_anything_have_different_keys() -> None:
     few = (0, 1, 11)
     keys = [
-        Context(seed, epoch, number, of_rank).key(stage)
-        for seed in (None, *few)
-        for epoch, number, of_rank, stage in itertools.product(few, repeat=4)
+        Context(seed, epoch, number, of_rank, stage).key()
+        for seed, epoch, number, of_rank, stage in itertools.product(few, repeat=5)
     ]
 
     assert len(set(keys)) == len(keys)
 
 
+def test_a_key_does_not_depend_on_who_else_draws() -> None:
+    assert Context(0, 0, 0, 0, apart=False).key() == Context(0, 0, 0, 0).key()
+
+
 def test_keys_of_neighbours_share_no_bits_to_speak_of() -> None:
-    keys = [Context(0, 0, number, 0).key(0) for number in range(200)]
+    keys = [Context(0, 0, number, 0).key() for number in range(200)]
     flipped = [(a ^ b).bit_count() for a, b in itertools.pairwise(keys)]
 
     assert 28 < sum(flipped) / len(flipped) < 35

@@ -29,6 +29,7 @@ from typing_extensions import override
 
 import streamloader.source
 from streamloader import StreamLoader
+from streamloader.source import Source
 from streamloader.testing import FakeDevice
 from tests.loaders import SWEPT, Recording, batches, devices, fill, ids, number_of
 
@@ -611,6 +612,7 @@ def test_with_closes_also_after_an_error(depth: int) -> None:
     assert loader._pools == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make_device", devices())
 def test_c06_close_from_another_thread_ends_a_blocked_next(make_device: Any) -> None:
     gate = Gate(9, opened=1)
@@ -635,6 +637,23 @@ def test_c06_close_from_another_thread_ends_a_blocked_next(make_device: Any) -> 
     assert gate.left.is_set()
     gate.opened = 99
     assert ids(loader) == list(range(9))
+
+
+def test_c06_nothing_is_pulled_ahead_before_close_can_find_the_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gate, early = Gate(9, opened=1), []
+    start = Source.__init__
+
+    def started(self: Source, *arguments: Any, **options: Any) -> None:
+        start(self, *arguments, **options)
+        early.append(gate.inside.wait(0.2))
+
+    monkeypatch.setattr(Source, "__init__", started)
+    with StreamLoader(gate, "cpu") as loader:
+        next(iter(loader))
+        gate.go.set()
+    assert early == [False]
 
 
 @pytest.mark.slow  # a second each: close() gives the transform that long to end
@@ -879,7 +898,7 @@ def test_f03_workers_can_be_started_by_other_methods(method: str) -> None:
             plain = DataLoader(
                 Numbers(), batch_size=2, num_workers=1, multiprocessing_context="{method}"
             )
-            loader = StreamLoader(plain)
+            loader = StreamLoader(plain, transform=lambda batch: batch)  # stays in this process
             print([batch.tolist() for batch in loader])
         """
     )

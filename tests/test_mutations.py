@@ -25,6 +25,8 @@ NOTICED_BY = {
     "stages._enter.uses<transform": "transformed",
     "stages._enter.wait<hand_over": "dropped",
     "stages._enter.wait<transform": "transformed",
+    "stages._later.record": "planned",
+    "stages._later.wait": "planned",
     "stages.begin.record": "prepared",
     "stages.begin.wait": "prepared",
     "stages.send.record": "dropped",

@@ -27,7 +27,7 @@ pytestmark = [  # of what torch calls deprecated or unfinished
     pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning"),
     pytest.mark.filterwarnings("ignore:Sparse (CSR|CSC|invariant):UserWarning"),
 ]
-NOBODY = Context(None, 0, 0, 0)
+NOBODY = Context(0, 0, 0, 0, apart=False)
 
 
 class Image(Tensor):

@@ -168,6 +168,7 @@ def test_importing_streamloader_imports_no_optional_dependency() -> None:
     assert added & OPTIONAL == set()
 
 
+@pytest.mark.slow
 def test_an_optional_dependency_that_is_imported_is_found() -> None:
     assert "webdataset" in modules_added_by("import webdataset") & OPTIONAL
 
@@ -178,3 +179,76 @@ def test_an_optional_dependency_that_is_imported_is_found() -> None:
 def test_the_public_names_are_these() -> None:
     assert streamloader.__all__ == ["Counts", "Stats", "StreamLoader", "on"]
     assert all(hasattr(streamloader, name) for name in streamloader.__all__)
+
+
+# -- the table of cases names tests that exist --------------------------------------------------
+
+GROUPS = {"A": 6, "B": 4, "C": 7, "D": 7, "E": 10, "F": 4, "G": 3}
+"""How many cases there are in each group that is complete. E09 was left out from the start."""
+
+CASES = [f"{group}{n:02}" for group, count in GROUPS.items() for n in range(1, count + 1)]
+CASES.remove("E09")
+
+
+def named_tests(folder: Path) -> dict[str, set[str]]:
+    """The tests below `folder`: for each name the files that have it."""
+    found: dict[str, set[str]] = {}
+    for path in folder.rglob("test_*.py"):
+        for name in re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE):
+            found.setdefault(name, set()).add(path.relative_to(folder).as_posix())
+    return found
+
+
+def wrong_in_table(table: str, tests: dict[str, set[str]], cases: list[str]) -> list[str]:
+    """What a table of cases says that is not so, and the cases that it says nothing of."""
+    rows = re.findall(r"^\| ([A-Z]\d\d) \| (.*) \|$", table, re.MULTILINE)
+    found = [f"{case}: no row" for case in cases if case not in dict(rows)]
+    for case, row in rows:
+        _, named, *reason = re.split(r" \| ", row)
+        listed = re.findall(r"`([^`]+)::(\w+)`", named)
+        own = [name for _, name in listed if f"_{case.lower()}_" in name]
+        if not own and "does not apply" not in "".join(reason):
+            found.append(f"{case}: neither a test of its name nor a reason")
+        for file, name in listed:
+            if file not in tests.get(name, ()):
+                now = ", ".join(sorted(tests.get(name, ()))) or "nowhere"
+                found.append(f"{case}: {file} has no {name}, which is {now}")
+    reasons = [case for case, row in rows if case in cases and "does not apply" in row]
+    if len(reasons) > len(cases) / 10:
+        found.append(f"too many do not apply: {reasons}")
+    return found
+
+
+def test_the_table_of_cases_is_true() -> None:
+    table = (ROOT / "tests/CASES.md").read_text(encoding="utf-8")
+    assert wrong_in_table(table, named_tests(ROOT / "tests"), CASES) == []
+
+
+def test_a_table_of_cases_that_is_not_true_is_found() -> None:
+    table = "\n".join(
+        [
+            "| id | what | tests | can it fail |",
+            "| A01 | moved | `test_x.py::test_a01_x` | yes |",
+            "| A02 | gone | `test_x.py::test_a02_gone` | yes |",
+            "| A03 | of another | `test_x.py::test_a01_x` | yes |",
+            "| A04 | left out |  | does not apply: no such thing here |",
+            "| A05 | right | `test_y.py::test_a05_b01_x`<br>`test_y.py::test_other` | yes |",
+            "| J01 | of a group without the last column | `test_y.py::test_j01_x` |",
+            "| J02 | likewise, without a test |  |",
+        ]
+    )
+    tests = {
+        "test_a01_x": {"gpu/test_y.py"},
+        "test_a05_b01_x": {"test_y.py"},
+        "test_other": {"test_y.py"},
+        "test_j01_x": {"test_y.py"},
+    }
+    assert wrong_in_table(table, tests, ["A01", "A02", "A03", "A04", "A05", "A06"]) == [
+        "A06: no row",
+        "A01: test_x.py has no test_a01_x, which is gpu/test_y.py",
+        "A02: test_x.py has no test_a02_gone, which is nowhere",
+        "A03: neither a test of its name nor a reason",
+        "A03: test_x.py has no test_a01_x, which is gpu/test_y.py",
+        "J02: neither a test of its name nor a reason",
+        "too many do not apply: ['A04']",
+    ]

@@ -226,6 +226,7 @@ def test_bytes_arrive_as_they_were_because_slabs_wait(device: FakeDevice, *, rig
     assert ([arena[0].item() for arena in arenas] == [0, 1, 2, 3, 4]) is right
 
 
+@pytest.mark.slow
 def test_memory_sent_from_where_it_lies_is_kept_until_its_copy_was_seen_complete() -> None:
     device = FakeDevice()
     slabs = Slabs(device, 2)

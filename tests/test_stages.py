@@ -3,11 +3,9 @@
 import collections
 import dataclasses
 import functools
-import pickle
 import types
 import weakref
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -18,10 +16,11 @@ from streamloader.batch import Batch
 from streamloader.context import Context
 from streamloader.device.streamless import Streamless
 from streamloader.pack import Packer
-from streamloader.stages import Pipeline, _memory, on
+from streamloader.stages import Pipeline, _memory
 from streamloader.testing import FakeDevice
+from streamloader.transforms import on
 
-FIRST = Context(None, 0, 0, 0)
+FIRST = Context(0, 0, 0, 0, apart=False)
 SEEDED = Context(3, 0, 0, 0)
 X = torch.ones(2, 3)
 
@@ -44,8 +43,14 @@ class Moves:
         return Moves(*(tensor.to(device) for tensor in self.tensors))
 
 
-def sent(device: FakeDevice, pipeline: Pipeline, value: Any) -> Batch:
-    pack = Packer(device, lambda nbytes, _: device.slab(nbytes), fresh=True, pinned=False)
+def sent(device: FakeDevice, pipeline: Pipeline, value: Any, context: Context = FIRST) -> Batch:
+    pack = Packer(
+        device,
+        lambda nbytes, _: device.slab(nbytes),
+        fresh=True,
+        pinned=False,
+        plan=lambda _, value: pipeline.plan(value, context),
+    )
     batch = pack(0, value, lambda: False)
     assert batch is not None
     pipeline.send(batch)
@@ -55,60 +60,9 @@ def sent(device: FakeDevice, pipeline: Pipeline, value: Any) -> Batch:
 def through(transforms: list[Any], value: Any, context: Context = FIRST) -> Any:
     device = FakeDevice()
     pipeline = Pipeline(device, transforms)
-    batch = sent(device, pipeline, value)
+    batch = sent(device, pipeline, value, context)
     pipeline.transform(batch, context)
     return pipeline.hand_over(batch, context)
-
-
-# -- on ----------------------------------------------------------------------------------------
-
-
-class Pair(NamedTuple):
-    image: Any
-    label: Any
-
-
-@dataclasses.dataclass(frozen=True)
-class Sample:
-    image: Any
-    label: Any
-
-
-@pytest.mark.parametrize(
-    ("key", "batch"),
-    [
-        (0, [X, 3]),
-        (0, (X, 3)),
-        (0, Pair(X, 3)),
-        ("image", Pair(X, 3)),
-        ("image", Sample(X, 3)),
-        ("image", {"image": X, "label": 3}),
-        ("image", types.MappingProxyType({"image": X, "label": 3})),
-    ],
-)
-def test_a_transform_of_one_part_leaves_the_others_and_the_given_batch(
-    key: Any, batch: Any
-) -> None:
-    new = on(key, doubled)(batch)
-    values = list(new.values()) if hasattr(new, "values") else new
-    image, label = (new.image, new.label) if isinstance(new, Sample) else values
-
-    assert type(new) is type(batch)
-    assert torch.equal(image, X * 2)
-    assert label == 3
-    assert torch.equal(X, torch.ones(2, 3))
-
-
-def test_a_part_that_is_not_there_is_an_error() -> None:
-    with pytest.raises(KeyError, match=r"^'image'$"):
-        on("image", doubled)({"img": X})
-
-
-def test_it_shows_what_it_does_and_can_be_pickled() -> None:
-    stage = on("image", abs)
-
-    assert repr(stage) == "on(key='image', function=<built-in function abs>)"
-    assert pickle.loads(pickle.dumps(stage)) == stage
 
 
 # -- streams -----------------------------------------------------------------------------------
@@ -479,98 +433,3 @@ def test_the_callers_stream_is_recorded_on_what_an_object_hides(wrap: Any) -> No
     pipeline.hand_over(batch, FIRST)
 
     assert device.log == [("wait", "default", "stage 0"), ("uses", "default", 400)]
-
-
-# -- errors ------------------------------------------------------------------------------------
-
-
-def fails(_: Any) -> Any:
-    raise ValueError("wrong size")
-
-
-class Fails(torch.nn.Module):
-    @override
-    def forward(self, batch: Any) -> Any:
-        raise ValueError("wrong size")
-
-
-def explanation(transform: Callable[[Any], Any], value: Any) -> str:
-    with pytest.raises(ValueError, match=r"^wrong size") as caught:
-        through([transform], value)
-    notes: list[str] = getattr(caught.value, "__notes__", [])  # from Python 3.11
-    return "\n".join(notes) or str(caught.value).removeprefix("wrong size\n")
-
-
-def test_an_error_says_which_transform_on_what() -> None:
-    assert explanation(fails, X) == "raised by transform fails on the batch float32[2, 3]"
-
-
-def test_an_error_on_a_whole_batch_says_how_to_get_a_part() -> None:
-    assert explanation(fails, (X, X)) == (
-        "raised by transform fails on the batch tuple(float32[2, 3], float32[2, 3]); a transform "
-        "gets the whole batch: to give it one part, wrap it, as in transform=on(0, fails)"
-    )
-    assert explanation(fails, {"img": X}).endswith("as in transform=on('img', fails)")
-    assert explanation(fails, {}).endswith("as in transform=on(0, fails)")
-
-
-def test_an_error_on_a_part_says_nothing_of_parts() -> None:
-    text = explanation(on(0, fails), (X, X))
-
-    assert text.startswith("raised by transform on(key=0, function=<function fails at ")
-    assert text.endswith(">) on the batch tuple(float32[2, 3], float32[2, 3])")
-
-
-def test_a_transform_without_a_name_is_shown_as_it_prints() -> None:
-    assert explanation(Fails(), X) == "raised by transform Fails() on the batch float32[2, 3]"
-
-
-def test_an_error_without_notes_says_so_in_its_message() -> None:
-    class OldError(ValueError):  # as in Python 3.10, which has no notes
-        add_note = property()
-
-    def fails_so(_: Any) -> Any:
-        raise OldError("wrong size", 3)
-
-    with pytest.raises(
-        OldError, match=r"wrong size\\nraised by transform .*fails_so on "
-    ) as caught:
-        through([fails_so], X)
-
-    assert caught.value.args[1:] == (3,)
-
-
-@pytest.mark.parametrize("arguments", [(), (3,)])
-def test_a_message_that_is_no_text_is_left_alone(arguments: tuple[Any, ...]) -> None:
-    class OldError(ValueError):
-        add_note = property()
-
-    def fails_so(_: Any) -> Any:
-        raise OldError(*arguments)
-
-    with pytest.raises(OldError, match=r"^3?$") as caught:
-        through([fails_so], X)
-
-    assert caught.value.args == arguments
-
-
-def test_an_interrupt_is_not_explained() -> None:
-    def interrupted(_: Any) -> Any:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt) as caught:
-        through([interrupted], X)
-
-    assert not hasattr(caught.value, "__notes__")
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
-def test_an_error_on_a_batch_that_cannot_be_described_is_still_the_error() -> None:
-    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.strided)
-
-    with pytest.raises(ValueError, match=r"^wrong size"):
-        Pipeline(Streamless(torch.device("cpu")), [fails]).finish([nested], FIRST)
-
-
-def test_the_advice_on_a_dataclass_names_a_field() -> None:
-    assert explanation(fails, Sample(X, 3)).endswith("as in transform=on('image', fails)")

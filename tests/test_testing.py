@@ -169,8 +169,8 @@ def test_a_pipeline_that_forgets_to_wait_gives_out_garbage(transforms: list[Any]
         batch = pack(0, content(1), lambda: False)
         assert batch is not None
         pipeline.send(batch)
-        pipeline.transform(batch, Context(None, 0, 0, 0))
-        return pipeline.hand_over(batch, Context(None, 0, 0, 0))
+        pipeline.transform(batch, Context(0, 0, 0, 0, apart=False))
+        return pipeline.hand_over(batch, Context(0, 0, 0, 0, apart=False))
 
     assert torch.equal(through(FakeDevice()), content(1))
     assert torch.equal(through(NeverWaits()), content(GARBAGE))
@@ -227,6 +227,7 @@ def test_a_tensor_without_one_storage_is_not_held() -> None:
     assert not FakeDevice().holds(torch.eye(2).to_sparse())
 
 
+@pytest.mark.slow
 def test_arenas_are_counted_while_a_tensor_on_them_lives() -> None:
     device = FakeDevice()
     arena = device.arena(8)

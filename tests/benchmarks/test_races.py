@@ -276,6 +276,7 @@ def test_one_that_raises_is_a_cell_that_says_what() -> None:
     assert found == Blank("raised", "TypeError: no such thing")
 
 
+@pytest.mark.slow
 def test_the_board_runs_on_the_cpu(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
     file = tmp_path / "board.json"
     main(["--device", "cpu", "--quick", "--only", "stream,timm,late,peak", "--json", str(file)])

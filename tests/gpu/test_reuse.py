@@ -20,7 +20,7 @@ from benchmarks._setting import Count, Setting, Tally, forms
 from benchmarks._trials import TRIALS
 from benchmarks.races import settle
 from streamloader import StreamLoader, on
-from streamloader.stages import Transform
+from streamloader.transforms import Transform
 from tests.gpu.sources import ROWS, SOURCES, busy
 
 pytestmark = pytest.mark.gpu

@@ -1,0 +1,321 @@
+"""What a transform is: `on` a part, those that plan, and what is said of one that raises."""
+
+import dataclasses
+import itertools
+import pickle
+import types
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from typing_extensions import override
+
+from streamloader import StreamLoader
+from streamloader.checker import CheckedDevice
+from streamloader.context import Context
+from streamloader.device.streamless import Streamless
+from streamloader.stages import Pipeline
+from streamloader.testing import FakeDevice
+from streamloader.transforms import on, planned, seeds
+from tests.loaders import DEPTHS
+from tests.test_stages import X, doubled, through
+
+# -- on ----------------------------------------------------------------------------------------
+
+
+class Pair(NamedTuple):
+    image: Any
+    label: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    image: Any
+    label: Any
+
+
+@pytest.mark.parametrize(
+    ("key", "batch"),
+    [
+        (0, [X, 3]),
+        (0, (X, 3)),
+        (0, Pair(X, 3)),
+        ("image", Pair(X, 3)),
+        ("image", Sample(X, 3)),
+        ("image", {"image": X, "label": 3}),
+        ("image", types.MappingProxyType({"image": X, "label": 3})),
+    ],
+)
+def test_a_transform_of_one_part_leaves_the_others_and_the_given_batch(
+    key: Any, batch: Any
+) -> None:
+    new = on(key, doubled)(batch)
+    values = list(new.values()) if hasattr(new, "values") else new
+    image, label = (new.image, new.label) if isinstance(new, Sample) else values
+
+    assert type(new) is type(batch)
+    assert torch.equal(image, X * 2)
+    assert label == 3
+    assert torch.equal(X, torch.ones(2, 3))
+
+
+def test_a_part_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(KeyError, match=r"^'image'$"):
+        on("image", doubled)({"img": X})
+
+
+def test_it_shows_what_it_does_and_can_be_pickled() -> None:
+    stage = on("image", abs)
+
+    assert repr(stage) == "on(key='image', function=<built-in function abs>)"
+    assert pickle.loads(pickle.dumps(stage)) == stage
+
+
+# -- planned -----------------------------------------------------------------------------------
+
+
+class Noise:
+    """Adds to each row a number that was drawn on the host; remembers what it was asked."""
+
+    def __init__(self, width: int = 1) -> None:
+        self.width = width
+        self.contexts: list[Context] = []
+        self.shapes: list[tuple[int, ...]] = []
+        self.tables: list[Tensor] = []
+
+    def __call__(self, _: Tensor) -> Tensor:
+        raise AssertionError("a planned transform is run, not called")
+
+    def plan(self, batch: Tensor, context: Context) -> Tensor:
+        self.contexts.append(context)
+        self.shapes.append(tuple(batch.shape))
+        drawn = torch.Generator().manual_seed(context.key())
+        return torch.rand(len(batch), self.width, generator=drawn)
+
+    def run(self, batch: Tensor, table: Tensor) -> Tensor:
+        self.tables.append(table)
+        return batch + table[:, :1]
+
+
+def drawn(context: Context, rows: int = 2) -> Tensor:
+    return Noise().plan(torch.empty(rows, 3), context)
+
+
+def test_who_plans_is_known_by_its_methods() -> None:
+    noise = Noise()
+    assert planned(noise) is noise
+    assert planned(doubled) is None
+    assert planned(on(0, doubled)) is None
+    assert planned(on(0, on("image", noise))) is not None
+    assert not seeds([noise, on(0, noise)])
+    assert seeds([noise, doubled])
+
+
+def test_a_plan_sees_the_batch_on_the_host_and_its_context() -> None:
+    noise, context = Noise(), Context(5, 1, 2, 3)
+    assert torch.equal(through([noise], X, context), X + drawn(context))
+    assert noise.shapes == [(2, 3)]
+    assert noise.contexts == [context]
+
+
+def test_a_table_travels_with_the_small_tensors_however_large_it_is() -> None:
+    device, noise = FakeDevice(), Noise(width=5000)
+    source = [(torch.ones(2, 200_000), torch.ones(2)) for _ in range(3)]
+    got = list(StreamLoader(source, device, transform=on(0, noise), prefetch_batches=1))
+    assert len(device.verbs("copy")) == 2 * 3
+    assert [labels.tolist() for _, labels in got] == [[1, 1]] * 3
+    assert noise.tables[0].nbytes == 40_000
+
+
+def test_a_later_transform_plans_when_its_input_is_known() -> None:
+    first, second, context = Noise(), Noise(), Context(5, 0, 0, 0)
+
+    def wider(batch: Tensor) -> Tensor:
+        return torch.cat([batch, batch])
+
+    got = through([first, wider, second], X, context)
+    wide = wider(X + drawn(context))
+    assert torch.equal(got, wide + drawn(context._replace(stage=2), rows=4))
+    assert second.shapes == [(4, 3)]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("make_device", [lambda: "cpu", FakeDevice, CheckedDevice])
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_planned_batches_are_the_same_whatever_the_depth_and_the_workers(
+    depth: int, make_device: Callable[[], Any], workers: int
+) -> None:
+    rows: Any = list(torch.arange(12.0).view(12, 1))
+    source: Any = DataLoader(rows, batch_size=2, num_workers=workers)
+    loader: Any = StreamLoader(
+        source,
+        make_device(),
+        transform=[Noise(), Noise()],
+        prefetch_batches=depth,
+        seed=7,
+    )
+    for epoch in range(2):
+        for number, batch in enumerate(iter(loader)):
+            one, two = (drawn(Context(7, epoch, number, 0, stage)) for stage in (0, 1))
+            expected = torch.arange(2.0 * number, 2 * number + 2).view(2, 1) + one + two
+            assert torch.equal(batch, expected)
+        assert number == 5
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_one_part_is_planned_and_run(depth: int) -> None:
+    source: list[dict[str, Any]] = [{"image": X, "label": n} for n in range(3)]
+    noise = Noise()
+    loader = StreamLoader(
+        source, FakeDevice(), transform=on("image", noise), prefetch_batches=depth, seed=1
+    )
+    for number, batch in enumerate(loader):
+        assert batch["label"] == number
+        assert torch.equal(batch["image"], X + drawn(Context(1, 0, number, 0)))
+    assert noise.shapes == [(2, 3)] * 3
+
+
+class Moves:
+    """Has a `.to` of its own, so the batch is moved at hand-over."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+    def to(self, device: torch.device) -> "Moves":
+        return Moves(self.x.to(device))
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_a_batch_that_is_moved_at_hand_over_is_planned_too(depth: int) -> None:
+    source = [(X, Moves(X)) for _ in range(3)]
+    transform = on(0, Noise())
+    loader = StreamLoader(source, FakeDevice(), transform=transform, prefetch_batches=depth, seed=1)
+    for number, (x, moved) in enumerate(loader):
+        assert torch.equal(moved.x, X)
+        assert torch.equal(x, X + drawn(Context(1, 0, number, 0)))
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_an_error_in_a_plan_comes_after_the_batches_before_it_and_says_whose_it_is(
+    depth: int,
+) -> None:
+    class Picky(Noise):
+        @override
+        def plan(self, batch: Tensor, context: Context) -> Tensor:
+            if context.number == 2:
+                raise ValueError("wrong size")
+            return super().plan(batch, context)
+
+    loader = StreamLoader([X] * 4, FakeDevice(), transform=Picky(), prefetch_batches=depth)
+    batches = iter(loader)
+    assert len(list(itertools.islice(batches, 2))) == 2
+    with pytest.raises(ValueError, match="wrong size") as caught:
+        next(batches)
+    notes = getattr(caught.value, "__notes__", [str(caught.value)])
+    assert "raised by transform <tests.test_transforms." in notes[0]
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_seed_reaches_what_is_planned_also_where_generators_cannot_be_seeded() -> None:
+    rows: Any = [torch.ones(1)] * 4
+    source: Any = DataLoader(rows)
+    (first, *_) = StreamLoader(source, FakeDevice(), transform=Noise(), seed=3)
+    assert torch.equal(first, torch.ones(1, 1) + drawn(Context(3, 0, 0, 0), rows=1))
+
+
+# -- errors ------------------------------------------------------------------------------------
+
+
+def fails(_: Any) -> Any:
+    raise ValueError("wrong size")
+
+
+class Fails(torch.nn.Module):
+    @override
+    def forward(self, batch: Any) -> Any:
+        raise ValueError("wrong size")
+
+
+def explanation(transform: Callable[[Any], Any], value: Any) -> str:
+    with pytest.raises(ValueError, match=r"^wrong size") as caught:
+        through([transform], value)
+    notes: list[str] = getattr(caught.value, "__notes__", [])  # from Python 3.11
+    return "\n".join(notes) or str(caught.value).removeprefix("wrong size\n")
+
+
+def test_an_error_says_which_transform_on_what() -> None:
+    assert explanation(fails, X) == "raised by transform fails on the batch float32[2, 3]"
+
+
+def test_an_error_on_a_whole_batch_says_how_to_get_a_part() -> None:
+    assert explanation(fails, (X, X)) == (
+        "raised by transform fails on the batch tuple(float32[2, 3], float32[2, 3]); a transform "
+        "gets the whole batch: to give it one part, wrap it, as in transform=on(0, fails)"
+    )
+    assert explanation(fails, {"img": X}).endswith("as in transform=on('img', fails)")
+    assert explanation(fails, {}).endswith("as in transform=on(0, fails)")
+
+
+def test_an_error_on_a_part_says_nothing_of_parts() -> None:
+    text = explanation(on(0, fails), (X, X))
+
+    assert text.startswith("raised by transform on(key=0, function=<function fails at ")
+    assert text.endswith(">) on the batch tuple(float32[2, 3], float32[2, 3])")
+
+
+def test_a_transform_without_a_name_is_shown_as_it_prints() -> None:
+    assert explanation(Fails(), X) == "raised by transform Fails() on the batch float32[2, 3]"
+
+
+def test_an_error_without_notes_says_so_in_its_message() -> None:
+    class OldError(ValueError):  # as in Python 3.10, which has no notes
+        add_note = property()
+
+    def fails_so(_: Any) -> Any:
+        raise OldError("wrong size", 3)
+
+    with pytest.raises(
+        OldError, match=r"wrong size\\nraised by transform .*fails_so on "
+    ) as caught:
+        through([fails_so], X)
+
+    assert caught.value.args[1:] == (3,)
+
+
+@pytest.mark.parametrize("arguments", [(), (3,)])
+def test_a_message_that_is_no_text_is_left_alone(arguments: tuple[Any, ...]) -> None:
+    class OldError(ValueError):
+        add_note = property()
+
+    def fails_so(_: Any) -> Any:
+        raise OldError(*arguments)
+
+    with pytest.raises(OldError, match=r"^3?$") as caught:
+        through([fails_so], X)
+
+    assert caught.value.args == arguments
+
+
+def test_an_interrupt_is_not_explained() -> None:
+    def interrupted(_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        through([interrupted], X)
+
+    assert not hasattr(caught.value, "__notes__")
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_an_error_on_a_batch_that_cannot_be_described_is_still_the_error() -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.strided)
+
+    with pytest.raises(ValueError, match=r"^wrong size"):
+        Pipeline(Streamless(torch.device("cpu")), [fails]).finish([nested], Context(0, 0, 0, 0))
+
+
+def test_the_advice_on_a_dataclass_names_a_field() -> None:
+    assert explanation(fails, Sample(X, 3)).endswith("as in transform=on('image', fails)")
