@@ -105,9 +105,17 @@ class CutMix(_Pair):
     arXiv:1905.04899. The box is drawn for each sample (torchvision: for the batch): its middle is
     uniform, its sides are sqrt(1 - lambda) of the image's, lambda from Beta(alpha, alpha), and what
     is outside of the image is cut off. Labels are mixed by the box's true area: lambda becomes
-    1 - area / (H * W). Images of any dtype; pixels stay as they are.
+    1 - area / (H * W). Images of any dtype; pixels stay as they are. The partner is that of `MixUp`.
 
-    The partner, the labels and the arguments are those of `MixUp`, and so are the errors.
+    Args:
+        alpha: As for `MixUp`: with 1, the box's share is uniform before it is cut off.
+        num_classes: As for `MixUp`.
+        labels_getter: As for `MixUp`.
+        per_batch: Whether all samples of a batch share one box, torchvision's way.
+
+    Raises:
+        TypeError: An argument is of the wrong kind.
+        ValueError: `alpha` is not above 0, `num_classes` is below 1.
     """
 
     blends = False

@@ -157,7 +157,7 @@ class Mix(ABC):
             return torch.where(_inside(images, row), _partner(images), images)
         weight = row["lambda"]
         if "outside" in row:
-            weight = torch.where(_inside(images, row), 0.0, row["outside"])
+            weight = row["outside"] * ~_inside(images, row)
         return _blended(images, weight).to(images.dtype)
 
     def _targets(self, found: Tensor, table: Tensor) -> Tensor:
@@ -166,8 +166,8 @@ class Mix(ABC):
 
 
 def _partner(values: Tensor) -> Tensor:
-    """Rolled by one: unlike `roll`, this keeps the memory format without a copy on every device."""
-    return torch.cat((values[-1:], values[:-1]))
+    """Rolled by one, in the same memory format: `roll` may copy to another one first."""
+    return torch.cat((values[-1:], values[:-1])) if len(values) > 1 else values
 
 
 def _blended(values: Tensor, own: Tensor) -> Tensor:
