@@ -105,7 +105,7 @@ class CutMix(_Pair):
     arXiv:1905.04899. The box is drawn for each sample (torchvision: for the batch): its middle is
     uniform, its sides are sqrt(1 - lambda) of the image's, lambda from Beta(alpha, alpha), and what
     is outside of the image is cut off. Labels are mixed by the box's true area: lambda becomes
-    1 - area / (H * W). Images of any dtype; pixels stay as they are. The partner is that of `MixUp`.
+    1 - area / (H * W). Images of any dtype; pixels stay as they are. The partner: see `MixUp`.
 
     Args:
         alpha: As for `MixUp`: with 1, the box's share is uniform before it is cut off.
