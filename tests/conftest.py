@@ -1,10 +1,15 @@
 """What all tests share: the markers' meaning, and `--no-skips`."""
 
+import os
 from collections.abc import Generator
 
 import hypothesis
 import pytest
 import torch
+
+# Triton decides when it is imported: its kernels run interpreted on a machine without a GPU.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 # An example's time says how busy the machine is; pytest-timeout catches what hangs.
 hypothesis.settings.register_profile("streamloader", hypothesis.settings(), deadline=None)

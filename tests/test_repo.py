@@ -14,8 +14,14 @@ import streamloader
 
 ROOT = Path(__file__).parents[1]
 
-# Where a module's test is not tests/<same path>/test_<same name>.py: this one needs a GPU.
-TESTED_ELSEWHERE = {"device/accelerator.py": "gpu/test_accelerator.py"}
+# Where a module's test is not tests/<same path>/test_<same name>.py: the first needs a GPU.
+TESTED_ELSEWHERE = {
+    "device/accelerator.py": "gpu/test_accelerator.py",
+    # Triton's: by what runs them.
+    "augment/kernels.py": "augment/test_fused.py",
+    "augment/kernel_ops.py": "augment/test_fused.py",
+    "augment/kernel_views.py": "augment/test_fused.py",
+}
 
 # Each is needed for one feature, and imported when that is used.
 OPTIONAL = {"PIL", "matplotlib", "torchcodec", "torchvision", "triton", "webdataset"}

@@ -17,6 +17,8 @@ epoch, number, rank) and its images' sizes, and is a table that can be looked at
     color.py      jitter, grey
     values.py     normalise, other dtypes
     erase.py      random erasing
+    mix.py        two samples as one: MixUp, CutMix, a choice of them
+    mixing.py     what those can do: plan, run, be called
     step.py       what a transform tells of itself; how to add one
     checks.py     arguments; pure
     lower.py      transforms to a program: what fuses; pure
@@ -26,6 +28,7 @@ epoch, number, rank) and its images' sizes, and is a table that can be looked at
     draws.py      random numbers from a key and a place; pure
     layout.py     the sizes of a batch's images; pure
     batches.py    which part of a batch holds the images
+    labels.py     which holds the labels
     execute.py    who runs a program: one of the next two
     reference.py  the executor in plain torch: the definition
     fused.py      the executor in Triton: a kernel a pass
@@ -60,14 +63,18 @@ from streamloader.augment.crops import CenterCrop, RandomCrop, RandomResizedCrop
 from streamloader.augment.erase import RandomErasing
 from streamloader.augment.geometry import RandomHorizontalFlip, RandomVerticalFlip, Resize
 from streamloader.augment.layout import Layout
+from streamloader.augment.mix import CutMix, MixUp, RandomChoice
 from streamloader.augment.values import Normalize, ToDtype
 
 __all__ = [
     "CenterCrop",
     "ColorJitter",
     "Compose",
+    "CutMix",
     "Layout",
+    "MixUp",
     "Normalize",
+    "RandomChoice",
     "RandomCrop",
     "RandomErasing",
     "RandomGrayscale",

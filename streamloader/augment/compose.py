@@ -47,8 +47,9 @@ class Compose(Recipe):
         for transform in self.transforms:
             if not isinstance(transform, Recipe):
                 raise TypeError(
-                    "transforms must be those of streamloader.augment, which run together, got "
-                    f"{transform!r}"
+                    "transforms must be those of streamloader.augment that work on single images, "
+                    f"got {transform!r}: pass others to the loader beside this, as in "
+                    "StreamLoader(..., transform=[augment.Compose([...]), another])"
                 )
         if self.memory_format not in (torch.contiguous_format, torch.channels_last):
             raise TypeError(
