@@ -8,7 +8,7 @@ import pytest
 import torch
 
 # Triton decides when it is imported: its kernels run interpreted on a machine without a GPU.
-if not torch.cuda.is_available():
+if not torch.accelerator.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 # An example's time says how busy the machine is; pytest-timeout catches what hangs.

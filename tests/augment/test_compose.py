@@ -45,7 +45,7 @@ mistaken: Any = augment  # called with what its types forbid
         (
             lambda: mistaken.Compose([v2.RandomHorizontalFlip()]),
             TypeError,
-            r"transforms must be those of streamloader.augment that work on single images, got RandomHor",
+            r"transforms must be those of streamloader.augment that work on single images, got R",
         ),
         (
             lambda: mistaken.Compose([FLIP], memory_format=torch.preserve_format),
