@@ -21,7 +21,7 @@ GAP = 2
 """White pixels between two images."""
 
 
-def preview(  # noqa: PLR0913  # by keyword
+def preview(
     batch: Any,
     *,
     count: int = 64,
