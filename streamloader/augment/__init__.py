@@ -9,6 +9,7 @@
 
 Decide, then do: where a batch is cropped and how it is jittered is decided from its context (seed,
 epoch, number, rank) and its images' sizes, and is a table that can be looked at and replayed.
+docs/augment.md shows how, and what each transform does.
 
     compose.py    transforms in a row, as one: `Compose`
     recipe.py     what it and each transform can do: plan, run, be called
