@@ -16,9 +16,11 @@ import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from typing_extensions import override
 
-from streamloader import StreamLoader, tree
+from streamloader import Planned, StreamLoader, tree
 from streamloader.checker import CheckedDevice
+from streamloader.context import Context
 from tests.scenarios import Skip
 from tests.sites import SITES, Site
 
@@ -114,6 +116,18 @@ def _first(batch: Any) -> Any:
     return tree.leaves(batch)[:1]
 
 
+class Adds(Planned):
+    """Adds a table of nothing, which is planned on the host."""
+
+    @override
+    def plan(self, batch: Any, context: Context) -> Tensor:
+        return torch.zeros(3)
+
+    @override
+    def run(self, batch: Any, table: Tensor) -> Any:
+        return everywhere(lambda tensor: tensor + table[1].to(tensor.dtype))(batch)
+
+
 TRANSFORMS: dict[str, Callable[[Any], Any]] = {
     "nothing": lambda batch: batch,
     "new": everywhere(lambda tensor: tensor + 0),
@@ -121,6 +135,7 @@ TRANSFORMS: dict[str, Callable[[Any], Any]] = {
     "view": everywhere(lambda tensor: tensor[: tensor.shape[0] // 2]),
     "twice": everywhere(lambda tensor: (tensor * 3 - tensor.mul(2)).clone()),
     "drops": _first,
+    "planned": Adds(),
     "draws": everywhere(lambda tensor: tensor + torch.rand(tensor.shape).mul(0)),
 }
 
