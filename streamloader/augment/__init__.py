@@ -27,6 +27,7 @@ epoch, number, rank) and its images' sizes, and is a table that can be looked at
     plans.py      the table; pure
     draws.py      random numbers from a key and a place; pure
     layout.py     the sizes of a batch's images; pure
+    ragged.py     images of different sizes, as a batch
     batches.py    which part of a batch holds the images
     labels.py     which holds the labels
     execute.py    who runs a program: one of the next two
@@ -64,6 +65,7 @@ from streamloader.augment.erase import RandomErasing
 from streamloader.augment.geometry import RandomHorizontalFlip, RandomVerticalFlip, Resize
 from streamloader.augment.layout import Layout
 from streamloader.augment.mix import CutMix, MixUp, RandomChoice
+from streamloader.augment.ragged import RaggedImages, collate
 from streamloader.augment.values import Normalize, ToDtype
 
 __all__ = [
@@ -74,6 +76,7 @@ __all__ = [
     "Layout",
     "MixUp",
     "Normalize",
+    "RaggedImages",
     "RandomChoice",
     "RandomCrop",
     "RandomErasing",
@@ -83,4 +86,5 @@ __all__ = [
     "RandomVerticalFlip",
     "Resize",
     "ToDtype",
+    "collate",
 ]

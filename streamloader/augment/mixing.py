@@ -21,6 +21,7 @@ from typing_extensions import override
 from streamloader import tree
 from streamloader.augment import batches, labels
 from streamloader.augment.draws import Floats
+from streamloader.augment.ragged import RaggedImages
 from streamloader.context import Context
 from streamloader.transforms import Planned
 
@@ -127,6 +128,11 @@ class Mix(Planned):
         """
         images, images_place = batches.images(batch)
         shown = tree.describe(images)
+        if isinstance(images, RaggedImages):
+            raise ValueError(
+                "images must be of one size to be mixed, got RaggedImages: crop or resize them "
+                "first, as in transform=[augment.Compose([...]), MixUp(...)]"
+            )
         if images.ndim != 4 or not images.numel():
             raise ValueError(f"images must be (N, C, H, W), with pixels, to be mixed, got {shown}")
         if self.blends and not images.dtype.is_floating_point:
