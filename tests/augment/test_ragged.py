@@ -1,6 +1,7 @@
 """Images of different sizes: packed, sent, and made a batch of one size."""
 
 import copy
+import dataclasses
 import pickle
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -204,6 +205,13 @@ def test_copies_are_the_same_images(copied: Callable[[Any], Any]) -> None:
 
     assert same(other, list(batch))
     assert other.elements.data_ptr() != batch.elements.data_ptr()
+
+
+def test_it_can_be_made_anew_from_its_fields() -> None:
+    """As others do to move a dataclass, torchtnt for one."""
+    batch = RaggedImages.pack(pictures())
+    fields = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+    assert same(RaggedImages(**fields), pictures())
 
 
 def test_a_tree_sees_its_tensors() -> None:
