@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
 from benchmarks._contestants import Contestant
@@ -40,6 +40,7 @@ class Row:
         version: Of its package; empty if it has none.
         depth: How many batches ahead it was.
         cells: Its results, by trial.
+        beyond: Trials that its documentation excludes, and how.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Row:
     version: str
     depth: int
     cells: Mapping[str, Cell]
+    beyond: Mapping[str, str] = field(default_factory=dict)
 
 
 def blank(contestant: Contestant, trial: Trial, absent: str | None) -> Blank | None:
@@ -83,12 +85,17 @@ def chosen(
 
 
 def verdict(row: Row) -> str:
-    """What a row comes to, in a few words; what only StreamLoader promises is left out."""
-    cells = {name: cell for name, cell in row.cells.items() if name not in _BEYOND}
+    """What a row comes to, in a few words.
+
+    Left out is what only StreamLoader promises, and what the contestant's documentation excludes.
+    """
+    beyond = _BEYOND | row.beyond.keys()
+    cells = {name: cell for name, cell in row.cells.items() if name not in beyond}
+    absent = [cell for cell in row.cells.values() if isinstance(cell, Blank)]
+    if absent and absent[0].short == "absent":
+        return absent[0].reason
     counts = [cell for cell in cells.values() if isinstance(cell, Count)]
     blanks = [cell for cell in cells.values() if isinstance(cell, Blank)]
-    if blanks and blanks[0].short == "absent":
-        return blanks[0].reason
     raised = sum(cell.short == "raised" for cell in blanks)
     wrong, of = sum(count.wrong for count in counts), sum(count.of for count in counts)
     said = ["no batch wrong" if not wrong else f"{wrong} of {of} batches wrong"] if counts else []
@@ -103,21 +110,38 @@ def table(rows: Sequence[Row], trials: Mapping[str, Trial]) -> list[str]:
     names = list(trials)
     head = ["", "ahead", *names, "verdict"]
     body = [
-        [row.name, str(row.depth), *(_short(row.cells[name]) for name in names), verdict(row)]
+        [row.name, str(row.depth), *(_shown(row, name) for name in names), verdict(row)]
         for row in rows
     ]
     lines = _columns([head, *body])
-    lines += ["", "Wrong batches, of how many; memory in batches; * is beyond what peers promise:"]
+    lines += ["", _LEGEND]
     lines += [
         f"  {name:<10}{trial.about}{' *' if trial.beyond else ''}" for name, trial in trials.items()
     ]
     lines += ["", "As each was used:"]
     lines += [f"  {row.name:<16}{_used(row)}" for row in rows]
-    return lines + _notes(rows)
+    return lines + _excluded(rows, names) + _notes(rows)
+
+
+_LEGEND = (
+    "Wrong batches, of how many; memory in batches as they are on the host; * is beyond what peers "
+    "promise:"
+)
 
 
 def _used(row: Row) -> str:
     return f"{row.about} ({row.version})" if row.version else row.about
+
+
+def _excluded(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
+    lines = [
+        f"  {row.name}: {name}: {reason}"
+        for row in rows
+        for name, reason in row.beyond.items()
+        if name in names
+    ]
+    said = "Beyond what its own documentation promises (*), and not in its verdict:"
+    return ["", said, *lines] if lines else []
 
 
 def _notes(rows: Sequence[Row]) -> list[str]:
@@ -128,6 +152,13 @@ def _notes(rows: Sequence[Row]) -> list[str]:
                 found.setdefault(f"{row.name}: {cell.short}: {cell.reason}", []).append(name)
     lines = [f"  {text} ({', '.join(names)})" for text, names in found.items()]
     return ["", "Without a result:", *lines] if lines else []
+
+
+def _shown(row: Row, name: str) -> str:
+    """A cell's text; a star if the row's verdict leaves it out, though others' count it."""
+    cell = row.cells[name]
+    starred = name in row.beyond and isinstance(cell, Count)
+    return _short(cell) + ("*" if starred else "")
 
 
 def _short(cell: Cell) -> str:
@@ -160,6 +191,7 @@ def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
             "version": row.version,
             "depth": row.depth,
             "verdict": verdict(row),
+            "beyond": dict(row.beyond),
             "trials": {
                 name: {"kind": type(cell).__name__.lower(), **asdict(cell)}
                 for name, cell in row.cells.items()

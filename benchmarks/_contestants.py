@@ -41,6 +41,8 @@ class Contestant:
         depth: How many batches ahead it is, if it does not let one choose.
         pinned: Whether its source is in pinned memory, as `DataLoader(pin_memory=True)` gives it.
         lacks: Of what a trial may need ("transform", "opaque"), what it does not do, and why.
+        beyond: Trials, by name, that its documentation excludes, and how. They are run and shown;
+            they are no fault of its.
         apart: Whether its step runs on a stream of its own, not on the default one.
         packages: Modules it is imported from, with what to `pip install`.
         anywhere: Whether it runs without CUDA.
@@ -51,6 +53,7 @@ class Contestant:
     depth: int | None = None
     pinned: bool = True
     lacks: Mapping[str, str] = field(default_factory=dict)
+    beyond: Mapping[str, str] = field(default_factory=dict)
     apart: bool = False
     packages: Mapping[str, str] = field(default_factory=dict)
     anywhere: bool = False
@@ -288,9 +291,14 @@ CONTESTANTS = {
     "timm": Contestant(
         _timm,
         "timm.data.loader.PrefetchLoader by its docstring: batches are consumed on the stream that "
-        "is current when the iterator is advanced. It hands out float32",
+        "is current when the iterator is advanced. It hands out float32, four times the source's "
+        "bytes",
         depth=1,
         lacks={"transform": "it only normalises", "opaque": "it takes (images, labels)"},
+        beyond={
+            "switched": "batches must be consumed on the stream that is current when the iterator "
+            "is advanced, and here it is advanced on another before a batch has been read"
+        },
         packages={"timm.data.loader": "timm"},
     ),
     "torchtnt": Contestant(

@@ -1,7 +1,8 @@
 """The trials of races.py that measure memory. The GPU tests run the same.
 
 The loops only launch: Python is done with a hundred steps before the device is with one. So what a
-contestant allocates is bounded by its own rules alone. On the CPU there is nothing to measure, and
+contestant allocates is bounded by its own rules alone. It is told in batches as the source has them
+on the host, whatever the contestant makes of them. On the CPU there is nothing to measure, and
 all is 0.
 """
 
@@ -41,7 +42,8 @@ class Peak:
     """How much device memory there was.
 
     Attributes:
-        batches: Bytes over those of one batch as the contestant hands it out.
+        batches: Bytes over those of one batch as the source has it: the same unit for all, also
+            for one that hands out wider dtypes.
         unit: Bytes of that.
         saw: What was measured, in words.
     """
@@ -55,7 +57,7 @@ class Cycled:
     """A few batches, round and round, without allocating.
 
     Args:
-        batches: Those.
+        batches: Those, alike in size.
         count: How many a pass has.
     """
 
@@ -68,31 +70,33 @@ class Cycled:
     def __iter__(self) -> Iterator[Any]:
         return itertools.islice(itertools.cycle(self._batches), self._count)
 
+    @property
+    def unit(self) -> int:
+        """Bytes of one of them."""
+        return sum(int(tensor.nbytes) for tensor in self._batches[0])
 
-def launch(
-    device: torch.device, batches: Iterable[Sequence[Tensor]], step: Step
-) -> tuple[int, int]:
+
+def launch(device: torch.device, batches: Iterable[Sequence[Tensor]], step: Step) -> int:
     """Runs a loop that only launches, and drops each batch.
 
     Memory counts from its allocation until it can be had again: "active" to torch. What it calls
     allocated leaves out what was dropped while another stream still reads it.
 
     Returns:
-        The most beyond what there was before, and the size of a batch, in bytes.
+        The most beyond what there was before, in bytes.
     """
     cuda = device.type == "cuda"
     if cuda:
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()  # after which nothing that was dropped still counts
         torch.cuda.reset_peak_memory_stats(device)
-    before, unit = _active(device, "current"), 0
+    before = _active(device, "current")
     for batch in batches:
         step(batch)
-        unit = sum(tensor.nbytes for tensor in batch)
         del batch
     if cuda:
         torch.cuda.synchronize(device)
-    return _active(device, "peak") - before, unit
+    return _active(device, "peak") - before
 
 
 def _active(device: torch.device, when: str) -> int:
@@ -111,10 +115,10 @@ def _side(setting: Setting) -> int:
 
 
 def _peak(setting: Setting, step: Step) -> Peak:
-    batches = setting.wrap(_source(setting, setting.count), None)
-    most, unit = launch(setting.device, batches, step)
-    said = f"{most / 1e6:.0f} MB for batches of {unit / 1e6:.1f} MB, {setting.count} steps"
-    return Peak(most / max(unit, 1), unit, said)
+    source = _source(setting, setting.count)
+    most = launch(setting.device, setting.wrap(source, None), step)
+    said = f"{most / 1e6:.0f} MB for batches of {source.unit / 1e6:.1f} MB, {setting.count} steps"
+    return Peak(most / source.unit, source.unit, said)
 
 
 def launched(setting: Setting) -> Peak:
@@ -157,20 +161,19 @@ def _feed(static: Tensor, batch: Sequence[Tensor]) -> None:
 def reserved(setting: Setting) -> Peak:
     """How much what torch reserves grows from epoch 3 to epoch 40, in batches."""
     cuda = setting.device.type == "cuda"
-    loader = setting.wrap(_source(setting, EPOCH_BATCHES), None)
-    marks, unit = [], 0
+    source = _source(setting, EPOCH_BATCHES)
+    loader, marks = setting.wrap(source, None), []
     for _ in range(EPOCHS):
         for images, labels in loader:
             busy(setting.device, 1)  # so that each epoch has as much in flight as there can be
             images.amax()
-            unit = images.nbytes + labels.nbytes
             del images, labels
         if cuda:
             torch.cuda.synchronize(setting.device)  # as a loop that prints its loss does
         marks.append(torch.cuda.memory_reserved(setting.device) if cuda else 0)
     grown = marks[-1] - marks[SETTLED - 1]
     said = f"{marks[SETTLED - 1] / 1e6:.0f} MB, then {marks[-1] / 1e6:.0f} MB"
-    return Peak(grown / max(unit, 1), unit, said)
+    return Peak(grown / source.unit, source.unit, said)
 
 
 MEMORY: dict[str, Trial] = {

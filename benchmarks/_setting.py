@@ -15,7 +15,18 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-__all__ = ["ROWS", "Count", "Hidden", "Refilled", "Setting", "Tally", "busy", "forms", "value"]
+__all__ = [
+    "POISON",
+    "ROWS",
+    "Count",
+    "Hidden",
+    "Refilled",
+    "Setting",
+    "Tally",
+    "busy",
+    "forms",
+    "value",
+]
 
 ROWS = 4
 """Images in a batch."""

@@ -12,7 +12,8 @@ way, nothing cached. A trial is a few seconds at most, the board some two minute
     _board.py        who runs what, and the table
 
 What the columns mean stands under the table. Two are no fault of a peer's, since it promises
-nothing there: a source that fills the same memory again. The verdict leaves them out.
+nothing there: a source that fills the same memory again. The verdict leaves them out, and with them
+what a peer's own documentation excludes, which is marked in its row and said under the table.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import argparse
 import dataclasses
 import gc
 import json
+import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
@@ -81,7 +83,7 @@ def _row(
     cells: dict[str, Cell] = {}
     for key in trials:
         cells[key] = blank(contestant, ALL[key], absent) or run(contestant, ALL[key], setting)
-    row = Row(name, contestant.about, _version(contestant), ahead, cells)
+    row = Row(name, contestant.about, _version(contestant), ahead, cells, contestant.beyond)
     return row, time.perf_counter() - start
 
 
@@ -123,6 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         device = _device(given.device)
     except ValueError as error:
         parser.error(str(error))
+    _make_current(device)
     start = time.perf_counter()
     count = QUICK if given.quick else COUNT
     rows: list[Row] = []
@@ -153,6 +156,19 @@ def _device(name: str) -> torch.device:
             "--device cpu, where nothing can race, to see that all runs"
         )
     return torch.empty(0, device=device).device
+
+
+def _make_current(device: torch.device) -> None:
+    """Makes `device` the one that is meant where none is named.
+
+    The kernel that keeps a stream busy goes to the current device, and there torchtnt and SPDL make
+    their streams: with another one current, steps would take no time and nothing could race. SPDL
+    takes the device that it copies to from LOCAL_RANK, and its thread has a current device of its
+    own.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        os.environ["LOCAL_RANK"] = str(device.index)
 
 
 def _names(text: str) -> list[str]:

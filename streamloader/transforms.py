@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ __all__ = ["Planned", "Tabled", "Transform", "explain", "note", "on", "planned",
 Transform: TypeAlias = Callable[[Any], Any]
 
 
+_places = itertools.count()
+
+
 class Planned(ABC):
     """A transform that decides on the host what it does on the device: inherit from it.
 
@@ -31,6 +35,7 @@ class Planned(ABC):
     """
 
     _calls: ClassVar[int] = 0
+    _place: ClassVar[int | None] = None
 
     @abstractmethod
     def plan(self, batch: Any, context: Context) -> Tensor:
@@ -51,11 +56,13 @@ class Planned(ABC):
     def __call__(self, batch: Any) -> Any:
         """Plans and runs, outside of a loader.
 
-        The draws depend on `torch.initial_seed()`, on the rank and on how often this object has
-        been called, and on no generator's state.
+        The draws depend on `torch.initial_seed()`, on the rank, on which object it is among those
+        that this process has called, and on how often it was; on no generator's state.
         """
-        context = Context(torch.initial_seed(), 0, self._calls, rank())
-        object.__setattr__(self, "_calls", self._calls + 1)  # also where it is frozen
+        if self._place is None:
+            object.__setattr__(self, "_place", next(_places))  # also where it is frozen
+        context = Context(torch.initial_seed(), 0, self._calls, rank(), self._place or 0)
+        object.__setattr__(self, "_calls", self._calls + 1)
         return self.run(batch, self.plan(batch, context))
 
 

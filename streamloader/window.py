@@ -5,7 +5,8 @@ NOTE [Memory rules]
 What may be in flight, and who may write what when. Cited by number where a verb serves them.
 
 1. A host slab is written, freed or unpinned only after the *host* has seen its copy complete; at
-   close too (slabs.py).
+   close too (slabs.py). So it is with pinned tensors sent from where they lie, and with the tables
+   of transforms that plan late (`Pipeline._later`).
 2. Device memory comes from the caching allocator, on the stream that writes it. Every other stream
    that reads it is recorded on it (`Device.uses`) before the loader lets go of it, the caller's at
    hand-over: so whoever drops it last, the allocator gives it out again only after those reads
@@ -32,8 +33,8 @@ What may be in flight, and who may write what when. Cited by number where a verb
    (`Pipeline.begin`).
 7. Only the caller's thread allocates, launches, waits and asks for events, in `next()`. Work keeps
    program order, and no thread of ours can break a graph capture of the caller's. (The loader
-   thread asks whether a tensor is pinned, and records an event behind what a source made on the
-   device.)
+   thread plans, asks whether a tensor is pinned, and records an event behind what a source made on
+   the device.)
 8. `prefetch_batches=0` is the caller's thread and stream: no thread, no streams, no events.
 """
 

@@ -1,17 +1,33 @@
-"""Sources, batches and devices that the contract's tests share."""
+"""Sources, batches, devices and memory that the contract's tests share; how processes end."""
 
 from __future__ import annotations
 
+import ctypes
+import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from streamloader.testing import FakeDevice
 
-__all__ = ["DEPTHS", "SWEPT", "Recording", "batches", "devices", "fill", "ids", "number_of"]
+__all__ = [
+    "DEPTHS",
+    "SWEPT",
+    "Foreign",
+    "Recording",
+    "batches",
+    "devices",
+    "ended",
+    "fill",
+    "ids",
+    "number_of",
+]
 
 DEPTHS = (0, 1, 2, 3)
 """The values of `prefetch_batches` that tests sweep."""
@@ -91,3 +107,61 @@ def devices() -> list[Any]:
         (_late, "late"),
     ]
     return [pytest.param(make, id=name) for make, name in made]
+
+
+class Foreign:
+    """Host memory that torch's allocator does not watch over.
+
+    It is scribbled over, and given out again, once it is dropped.
+
+    Args:
+        pin: Called with the address and the size of each buffer that is made.
+
+    Attributes:
+        made: All buffers that there are: what was dropped is used first.
+    """
+
+    SCRIBBLE = 0xFB
+
+    def __init__(self, pin: Callable[[int, int], None] = lambda *_: None) -> None:
+        self.free: list[Any] = []
+        self.made: list[Any] = []
+        self._pin = pin
+
+    def put(self, tensor: Tensor) -> Tensor:
+        """`tensor`, in memory of this kind; all that are put are of one size."""
+        buffer = self.free.pop() if self.free else self._make(tensor.nbytes)
+        array = np.frombuffer(buffer, dtype=np.uint8)
+        weakref.finalize(array, self._back, buffer)
+        placed = torch.from_numpy(array).view(tensor.dtype).view(tensor.shape)
+        del array
+        return placed.copy_(tensor)
+
+    def _make(self, nbytes: int) -> Any:
+        buffer = (ctypes.c_char * nbytes)()
+        self._pin(ctypes.addressof(buffer), nbytes)
+        self.made.append(buffer)
+        return buffer
+
+    def _back(self, buffer: Any) -> None:
+        ctypes.memset(buffer, self.SCRIBBLE, len(buffer))
+        self.free.append(buffer)
+
+
+def ended(pids: Iterable[int], seconds: float = 10) -> bool:
+    """Whether these processes have all ended, or do so within `seconds`; needs /proc."""
+    left = list(pids)
+    for _ in range(int(seconds * 10)):
+        left = [pid for pid in left if _alive(pid)]
+        if not left:
+            break
+        threading.Event().wait(0.1)
+    return not left
+
+
+def _alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:  # also where it ends between the opening and the reading
+        return False
+    return state != "Z"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
 import resource
 import threading
@@ -18,9 +20,10 @@ from torch.utils.data import DataLoader
 from typing_extensions import override
 
 import streamloader.pack
+import streamloader.source
 from streamloader import StreamLoader
 from streamloader.testing import FakeDevice
-from tests.loaders import DEPTHS, SWEPT, batches, devices, fill, ids, number_of
+from tests.loaders import SWEPT, batches, devices, fill, ids, number_of
 
 WAIT = 10.0
 MIB = 1 << 20
@@ -30,7 +33,12 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="need
 
 
 def resident() -> int:
-    """Bytes of this process that are in memory now."""
+    """Bytes of this process that are in memory now, but for what malloc keeps for later.
+
+    The threads of many passes leave it tens of megabytes, which are no pass's any more.
+    """
+    with contextlib.suppress(AttributeError):  # another C library than glibc
+        ctypes.CDLL(None).malloc_trim(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
@@ -76,7 +84,11 @@ def whole(loader: Any) -> None:
 
 
 def flat(loader: Any, device: FakeDevice | None, times: int, read: Callable[[Any], None]) -> None:
-    """Asserts that the last of `times` passes leaves no more behind than the tenth."""
+    """Asserts that the last of `times` passes leaves no more behind than the tenth.
+
+    A batch has 1 MB. Half of one for each pass is too much: more than what comes and goes, and less
+    than what one that stays behind in each adds.
+    """
 
     def left() -> int:
         gc.collect()
@@ -84,13 +96,12 @@ def flat(loader: Any, device: FakeDevice | None, times: int, read: Callable[[Any
 
     for _ in range(10):
         read(loader)
-    before, memory = left(), resident()
+    before, memory = left(), resident()  # in this order: the first collects
     for _ in range(times - 10):
         read(loader)
         assert threads() == []
     assert left() <= before + 20  # a worker's queue, say, which ends by itself
-    # A batch is 1 MB and a pass reads ahead: one that stayed behind in each would be hundreds.
-    assert resident() - memory < 60 * MIB
+    assert resident() - memory < (times - 10) * MIB / 2
     assert len(loader._live) == 0
     assert len(loader._pools) <= 1
 
@@ -99,23 +110,23 @@ def flat(loader: Any, device: FakeDevice | None, times: int, read: Callable[[Any
 @pytest.mark.slow
 @pytest.mark.parametrize("make_device", devices())
 @pytest.mark.parametrize("read", [first_of, first_by_break, three])
-def test_c01_500_partial_reads_cost_nothing_lasting(
+def test_c01_150_partial_reads_cost_nothing_lasting(
     read: Callable[[Any], None], make_device: Any
 ) -> None:
     device = make_device()
     loader = StreamLoader([fill(number, MIB // 8) for number in range(5)], device)
-    flat(loader, device, 500, read)
+    flat(loader, device, 150, read)
 
 
 @needs_proc
 @pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True], ids=["new workers", "persistent workers"])
 def test_c01_partial_reads_of_workers_cost_nothing_lasting(persistent: bool) -> None:  # noqa: FBT001
-    dataset: Any = [fill(number, MIB // 80) for number in range(50)]
+    dataset: Any = [fill(number, MIB // 8) for number in range(10)]
     plain: DataLoader[Any] = DataLoader(
         dataset, batch_size=None, num_workers=1, persistent_workers=persistent
     )
-    flat(StreamLoader(plain, FakeDevice()), None, 60, first_of)
+    flat(StreamLoader(plain, FakeDevice()), None, 50, first_of)
 
 
 def test_c01_a_pass_that_is_dropped_in_a_cycle_goes_with_the_cycle() -> None:
@@ -137,18 +148,18 @@ def test_c01_a_pass_that_is_dropped_in_a_cycle_goes_with_the_cycle() -> None:
 @needs_proc
 @pytest.mark.slow
 @pytest.mark.parametrize("make_device", devices())
-@pytest.mark.parametrize("depth", DEPTHS)
-def test_c05_300_whole_passes_leave_nothing_behind(depth: int, make_device: Any) -> None:
+@pytest.mark.parametrize("depth", [0, 2])
+def test_c05_100_whole_passes_leave_nothing_behind(depth: int, make_device: Any) -> None:
     device = make_device()
     source = [fill(number, MIB // 8) for number in range(5)]
     loader = StreamLoader(source, device, prefetch_batches=depth)
-    flat(loader, device, 300, whole)
+    flat(loader, device, 100, whole)
 
 
-def test_c05_300_loaders_leave_nothing_behind() -> None:
+def test_c05_100_loaders_leave_nothing_behind() -> None:
     """As `for batch in StreamLoader(short_source())` in each epoch makes them."""
     alive: weakref.WeakSet[Any] = weakref.WeakSet()
-    for _ in range(300):
+    for _ in range(100):
         device = FakeDevice()
         loader = StreamLoader((fill(number) for number in range(3)), device)
         alive.add(loader)
@@ -295,12 +306,22 @@ def waiting_for_a_slab(monkeypatch: pytest.MonkeyPatch) -> State:
 STATES = [queue_is_full, queue_is_empty, inside_next, inside_copy, waiting_for_a_slab]
 
 
-@pytest.mark.slow  # a second each: so long does leaving wait for a source that is in the middle
+LIMIT = 5.0
+"""Seconds that leaving may take on a busy machine, and that no wait below is near to."""
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["close", "del"])
 @pytest.mark.parametrize("state", STATES)
 def test_c06_leaving_is_quick_in_every_state(
     state: Callable[[pytest.MonkeyPatch], State], how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of a thread that waits, it is quick if it wakes it; of a busy one, if it does not wait long.
+
+    How long it waits for it is set here: far longer than the limit, or far less.
+    """
+    waits = state in (queue_is_full, waiting_for_a_slab)
+    monkeypatch.setattr(streamloader.source, "JOIN_SECONDS", 4 * LIMIT if waits else LIMIT / 50)
     source = state(monkeypatch)
     device = FakeDevice(looks=50 if state is waiting_for_a_slab else 0)
     loader = StreamLoader(source, device)
@@ -315,9 +336,7 @@ def test_c06_leaving_is_quick_in_every_state(
         loader.close()
     else:
         del iterator
-    # Leaving waits a second for a thread that is busy; one that waits is woken, and ends at once.
-    waits = state in (queue_is_full, waiting_for_a_slab)
-    assert time.monotonic() - start < (0.9 if waits else 2)
+    assert time.monotonic() - start < LIMIT
     source.go.set()
     for thread in threads():
         thread.join(WAIT)

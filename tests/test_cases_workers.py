@@ -104,16 +104,21 @@ def test_c04_a_stuck_workers_timeout_reaches_the_caller_after_the_batches_before
 
 
 @pytest.mark.slow
-def test_c07_200_passes_in_helper_threads_with_workers() -> None:
+@pytest.mark.parametrize("depth", [0, 2])
+def test_c07_30_passes_in_helper_threads_with_workers(depth: int) -> None:
     dataset: Any = batches(6)
     plain: DataLoader[Tensor] = DataLoader(dataset, batch_size=None, num_workers=2)
     got: list[list[int]] = []
     before = set(threading.enumerate())
-    for _ in range(200):
-        thread = threading.Thread(target=lambda: got.append(ids(StreamLoader(plain))))
+
+    def read() -> None:
+        got.append(ids(StreamLoader(plain, prefetch_batches=depth)))
+
+    for _ in range(30):
+        thread = threading.Thread(target=read)
         thread.start()
         thread.join(30)
-    assert got == [[0, 1, 2, 3, 4, 5]] * 200
+    assert got == [[0, 1, 2, 3, 4, 5]] * 30
     # What a multiprocessing queue has ends by itself, wrapped or not.
     started = set(threading.enumerate()) - before
     assert [thread for thread in started if thread.name != "QueueFeederThread"] == []

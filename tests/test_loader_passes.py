@@ -31,7 +31,7 @@ import streamloader.source
 from streamloader import StreamLoader
 from streamloader.source import Source
 from streamloader.testing import FakeDevice
-from tests.loaders import SWEPT, Recording, batches, devices, fill, ids, number_of
+from tests.loaders import SWEPT, Recording, batches, devices, ended, fill, ids, number_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's
 
@@ -642,12 +642,28 @@ def test_c06_close_from_another_thread_ends_a_blocked_next(make_device: Any) -> 
 def test_c06_nothing_is_pulled_ahead_before_close_can_find_the_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    gate, early = Gate(9, opened=1), []
+    """As soon as the thread waits, it is for a permit; it would be inside its second pull."""
+    gate, stays, early = Gate(9, opened=1), threading.Event(), []
     start = Source.__init__
 
-    def started(self: Source, *arguments: Any, **options: Any) -> None:
-        start(self, *arguments, **options)
-        early.append(gate.inside.wait(0.2))
+    class Inside(threading.Event):
+        def set(self) -> None:
+            super().set()
+            stays.set()
+
+    gate.inside = Inside()
+
+    def started(self: Source, *arguments: Any, changed: Any, **options: Any) -> None:
+        wait = changed.wait
+
+        def noted(timeout: float | None = None) -> bool:
+            stays.set()
+            return bool(wait(timeout))
+
+        monkeypatch.setattr(changed, "wait", noted)
+        start(self, *arguments, changed=changed, **options)
+        assert stays.wait(WAIT)
+        early.append(gate.inside.is_set())
 
     monkeypatch.setattr(Source, "__init__", started)
     with StreamLoader(gate, "cpu") as loader:
@@ -1022,14 +1038,6 @@ def children_of(pid: int) -> list[int]:
     return [int(child) for child in listed.split()]
 
 
-def alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
 @pytest.mark.parametrize("whole_group", [False, True], ids=["parent", "group"])
@@ -1071,8 +1079,4 @@ def test_c03_ctrl_c_ends_the_process_and_its_workers(where: str, whole_group: bo
     assert "Fatal" not in err
     assert process.returncode in (-signal.SIGINT, 1)
     assert seconds < 4
-    for _ in range(100):
-        if not any(map(alive, workers)):
-            break
-        threading.Event().wait(0.1)
-    assert not any(map(alive, workers))
+    assert ended(workers)

@@ -88,7 +88,7 @@ def test_a_misplaced_gpu_test_is_found(tmp_path: Path) -> None:
     assert misplaced(tmp_path) == ["gpu/test_wrong.py", "test_wrong.py"]
 
 
-# -- the README's code runs --------------------------------------------------------------------
+# -- the code in the README and the docs runs, and their links lead somewhere ------------------
 
 
 def code_blocks(markdown: str) -> dict[str, str]:
@@ -109,6 +109,7 @@ def code_blocks(markdown: str) -> dict[str, str]:
 
 README = ROOT / "README.md"
 BLOCKS = code_blocks(README.read_text(encoding="utf-8")) if README.exists() else {}
+PAGES = sorted((ROOT / "docs").glob("*.md"))
 
 
 def test_the_readme_shows_code() -> None:
@@ -116,9 +117,10 @@ def test_the_readme_shows_code() -> None:
 
 
 def reader() -> dict[str, Any]:
-    """What the reader has, and the README's blocks use without defining it.
+    """What the reader has, and the blocks use without defining it.
 
-    Each block is run on its own, with these names:
+    Each of the README's blocks is run on its own, a docs page's one after the other, with these
+    names:
         torch: Imported, as by whoever has a `DataLoader`.
         dataloader: A `DataLoader` of uint8 images, (8, 3, 8, 8), and int64 labels: two batches.
         train_step: Takes images and labels, and does nothing.
@@ -137,6 +139,34 @@ def reader() -> dict[str, Any]:
 def test_the_readmes_code_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     exec(compile(code, str(README), "exec"), reader())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_code_of_a_docs_page_runs(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks, names = code_blocks(page.read_text(encoding="utf-8")), reader()
+    assert blocks
+    for code in blocks.values():
+        exec(compile(code, str(page), "exec"), names)
+
+
+def lost(page: Path) -> list[str]:
+    """The links and pictures of a page that lead to no file."""
+    found = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8"))
+    return [link for link in found if "://" not in link and not (page.parent / link).exists()]
+
+
+@pytest.mark.parametrize("page", [README, *PAGES], ids=lambda page: page.name)
+def test_links_lead_to_files(page: Path) -> None:
+    assert lost(page) == []
+
+
+def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("[a](page.md#b) ![c](d.png) [e](https://f.g/h) [i](#j) [`k`](l/m.py)")
+    assert lost(page) == ["d.png", "l/m.py"]
 
 
 def test_code_blocks_leaves_out_the_marked_and_keeps_line_numbers() -> None:

@@ -124,9 +124,12 @@ def test_a_plan_sees_the_batch_on_the_host_and_its_context() -> None:
 
 
 def test_called_by_itself_it_draws_by_how_often_it_was_called() -> None:
-    noise, seed = Noise(), torch.initial_seed()
-    assert [noise(X).tolist() for _ in range(2)] == [
-        (X + drawn(Context(seed, 0, number, 0))).tolist() for number in range(2)
+    one, other, seed = Noise(), Noise(), torch.initial_seed()
+    made = [one(X), other(X), one(X), other(X)]
+    first = one.contexts[0].stage
+    assert [batch.tolist() for batch in made] == [
+        (X + drawn(Context(seed, 0, number, 0, first + place))).tolist()
+        for number, place in itertools.product(range(2), range(2))
     ]
 
 

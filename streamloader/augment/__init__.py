@@ -9,6 +9,7 @@
 
 Decide, then do: where a batch is cropped and how it is jittered is decided from its context (seed,
 epoch, number, rank) and its images' sizes, and is a table that can be looked at and replayed.
+docs/augment.md shows how, and what each transform does.
 
     compose.py    transforms in a row, as one: `Compose`
     recipe.py     what it and each transform can do: plan, run, be called
@@ -19,6 +20,7 @@ epoch, number, rank) and its images' sizes, and is a table that can be looked at
     erase.py      random erasing
     mix.py        two samples as one: MixUp, CutMix, a choice of them
     mixing.py     what those can do: plan, run, be called
+    preview.py    a grid of a batch's images, to look at
     step.py       what a transform tells of itself; how to add one
     checks.py     arguments; pure
     lower.py      transforms to a program: what fuses; pure
@@ -65,6 +67,7 @@ from streamloader.augment.erase import RandomErasing
 from streamloader.augment.geometry import RandomHorizontalFlip, RandomVerticalFlip, Resize
 from streamloader.augment.layout import Layout
 from streamloader.augment.mix import CutMix, MixUp, RandomChoice
+from streamloader.augment.preview import preview
 from streamloader.augment.ragged import RaggedImages, collate
 from streamloader.augment.values import Normalize, ToDtype
 
@@ -87,4 +90,5 @@ __all__ = [
     "Resize",
     "ToDtype",
     "collate",
+    "preview",
 ]

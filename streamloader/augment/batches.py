@@ -12,7 +12,7 @@ from streamloader import tree
 from streamloader.augment.layout import Layout
 from streamloader.augment.ragged import Images, RaggedImages
 
-__all__ = ["images", "layout", "replaced"]
+__all__ = ["dense", "images", "layout", "replaced"]
 
 MOVED_WITH = {"BoundingBoxes", "KeyPoints", "Mask", "Video"}
 """torchvision's classes of what would have to move with the image, and cannot yet."""
@@ -42,6 +42,22 @@ def images(batch: Any) -> tuple[Images, int]:
         "more dimensions, or RaggedImages, which augment.collate makes, got "
         f"{tree.describe(batch)}"
     )
+
+
+def dense(batch: Any) -> tuple[Tensor, int]:
+    """`images`, where they have to be of one size.
+
+    Raises:
+        TypeError: As `images`.
+        ValueError: They have more than four dimensions, or are ragged.
+    """
+    found, place = images(batch)
+    if isinstance(found, RaggedImages):
+        raise ValueError(
+            f"images must be (N, C, H, W) here, of one size, got {found!r}: crop or resize them "
+            "before, as in transform=[augment.Compose([...]), ...]"
+        )
+    return found, place
 
 
 def _refuse(leaf: Any) -> None:

@@ -21,7 +21,6 @@ from typing_extensions import override
 from streamloader import tree
 from streamloader.augment import batches, labels
 from streamloader.augment.draws import Floats
-from streamloader.augment.ragged import RaggedImages
 from streamloader.context import Context
 from streamloader.transforms import Planned
 
@@ -126,13 +125,8 @@ class Mix(Planned):
             TypeError: There are none, or their dtype cannot be mixed.
             ValueError: They have another shape.
         """
-        images, images_place = batches.images(batch)
+        images, images_place = batches.dense(batch)
         shown = tree.describe(images)
-        if isinstance(images, RaggedImages):
-            raise ValueError(
-                "images must be of one size to be mixed, got RaggedImages: crop or resize them "
-                "first, as in transform=[augment.Compose([...]), MixUp(...)]"
-            )
         if images.ndim != 4 or not images.numel():
             raise ValueError(f"images must be (N, C, H, W), with pixels, to be mixed, got {shown}")
         if self.blends and not images.dtype.is_floating_point:

@@ -61,7 +61,8 @@ class Recipe(Planned):
 
         Args:
             batch: The batch, of which only the images' sizes matter, or a `Layout`, those sizes.
-            context: Which batch it is; the same one gives the same table, bit for bit.
+            context: Which batch it is, a `streamloader.context.Context`; the same one gives the
+                same table, bit for bit.
 
         Returns:
             float32 on the CPU, (N, `len(columns)`): a row a sample. The first rows are the same

@@ -1,6 +1,8 @@
 """What a transform tells of itself: how a recipe is planned and lowered knows nothing else of it.
 
-A new transform is a frozen dataclass with one of these two as its base, and `Alone`.
+A new transform is a frozen dataclass with one of these two as its base, and `Alone`: one of each is
+added in docs/augment.md. Its arguments must be hashable: of a list, `keep` a tuple. It gets `draws`
+numbers a sample, uniform from 0 up to but not 1; `draws.py` makes other things of them.
 """
 
 from __future__ import annotations
@@ -41,7 +43,10 @@ class Geometric(ABC):
 
     @abstractmethod
     def moved(self, view: View, uniform: Floats) -> View:
-        """The view with this transform added; `uniform` is (N, draws)."""
+        """The view with this transform added, for all samples; `uniform` is (N, draws).
+
+        `view.out_height` and `view.out_width` are the sizes of what goes in, (N,) each.
+        """
 
 
 class Pointwise(ABC):
@@ -71,7 +76,9 @@ class Pointwise(ABC):
 
     @abstractmethod
     def op(self, column: int, dtype: torch.dtype) -> Op | None:
-        """What an executor does, with columns from `column`; None if nothing.
+        """What an executor does, one of those in program.py; None if nothing.
+
+        Its own columns, those of `fields`, begin with number `column` of the table's.
 
         `dtype` is what the images would be by then, which says what 1 means: ValueError if it
         cannot be done in that.

@@ -260,7 +260,7 @@ def test_a_call_is_a_plan_and_a_run_whose_number_goes_up(mix: Mix) -> None:
     made = [fresh(batch()) for _ in range(3)]
 
     for number, out in enumerate(made):
-        table = mix.plan(batch(), here._replace(number=number))
+        table = mix.plan(batch(), here._replace(number=number, stage=fresh._place))
         assert same(out, mix.run(batch(), table))
     assert not same(made[0], made[1])
 

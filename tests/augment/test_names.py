@@ -1,11 +1,14 @@
 """The public names, and what they need."""
 
 import importlib
+import inspect
+import re
 import sys
 
 import pytest
 
 from streamloader import augment
+from tests.test_repo import ROOT
 
 NAMES = [
     "CenterCrop",
@@ -26,6 +29,7 @@ NAMES = [
     "Resize",
     "ToDtype",
     "collate",
+    "preview",
 ]
 
 
@@ -46,15 +50,28 @@ OUR_OWN = {"per_batch"}
 """Arguments that torchvision has no word for."""
 
 
-NOT_TORCHVISIONS = {"Compose", "Layout", "RaggedImages", "collate"}
+NO_TRANSFORMS = {"Compose", "Layout", "RaggedImages", "collate", "preview"}
+"""Names that are not of a transform with torchvision's arguments."""
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in NOT_TORCHVISIONS])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in NO_TRANSFORMS])
 def test_arguments_and_defaults_are_torchvisions(name: str) -> None:
-    inspect = importlib.import_module("inspect")
     v2 = importlib.import_module("torchvision.transforms.v2")
     ours, theirs = (
         {one.name: one.default for one in inspect.signature(getattr(of, name)).parameters.values()}
         for of in (augment, v2)
     )
     assert {name: ours[name] for name in ours if name not in OUR_OWN} == theirs
+
+
+def test_the_docs_list_every_transform_with_its_arguments() -> None:
+    page = (ROOT / "docs/augment.md").read_text(encoding="utf-8")
+    listed = {
+        name: re.findall(r"`(\w+)`", arguments)
+        for names, arguments in re.findall(r"^\| (`[A-Z].*?) \| (.*?) \|", page, re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", names)
+    }
+    known = set(NAMES) - (NO_TRANSFORMS - {"Compose"})
+    assert listed == {
+        name: list(inspect.signature(getattr(augment, name)).parameters) for name in known
+    }

@@ -316,10 +316,14 @@ def test_a_batch_of_none_is_refused() -> None:
         RECIPE(RaggedImages(batch.elements, batch.places[:0], batch.known[:0], 3))
 
 
-def test_they_are_not_mixed() -> None:
+def test_they_are_neither_mixed_nor_shown() -> None:
     batch = (RaggedImages.pack([image / 255 for image in pictures()]), torch.arange(3))
-    with pytest.raises(ValueError, match=r"^images must be of one size to be mixed, got RaggedIma"):
+    with pytest.raises(
+        ValueError, match=r"^images must be \(N, C, H, W\) here, of one size, got R"
+    ):
         augment.MixUp(num_classes=3)(batch)
+    with pytest.raises(ValueError, match=r"^images must be .*: crop or resize them before, as in "):
+        augment.preview(batch)
     out = augment.MixUp(num_classes=3)(RECIPE(batch))
     assert out[1].shape == (3, 3)
 

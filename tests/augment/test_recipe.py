@@ -31,7 +31,7 @@ def test_a_call_is_a_plan_and_a_run_whose_number_goes_up() -> None:
     made = [recipe(images) for _ in range(3)]
 
     layout = augment.Layout.dense(4, 3, 9, 9)
-    seeded = context()._replace(seed=torch.initial_seed())
+    seeded = context()._replace(seed=torch.initial_seed(), stage=recipe._place or 0)
     for number, out in enumerate(made):
         table = recipe.plan(layout, seeded._replace(number=number))
         assert torch.equal(out, recipe.run(images, table))
@@ -53,7 +53,9 @@ def test_a_transform_alone_is_a_recipe_of_one() -> None:
 
     assert flip.steps == composed.steps == (flip,)
     assert flip.columns == composed.columns
-    assert torch.equal(copy.copy(flip)(images), composed(images))
+    table = flip.plan(images, context())
+    assert torch.equal(table, composed.plan(images, context()))
+    assert torch.equal(flip.run(images, table), composed.run(images, table))
 
 
 def test_images_are_found_in_a_batch_and_the_rest_passes() -> None:
@@ -71,7 +73,8 @@ def test_one_image_without_a_batch() -> None:
     image = bytes_(3, 9, 9)
 
     assert fresh()(image).shape == (3, 6, 6)
-    assert torch.equal(fresh()(image), fresh()(image[None])[0])
+    table = fresh().plan(image, context())
+    assert torch.equal(fresh().run(image, table), fresh().run(image[None], table)[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])

@@ -1,4 +1,5 @@
 import importlib
+import os
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -8,12 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks import _memory
 from benchmarks._board import Blank, Cell, Row, as_json, blank, chosen, table, verdict
 from benchmarks._contestants import CONTESTANTS, Contestant, missing
 from benchmarks._memory import MEMORY, Cycled, Peak, launch
-from benchmarks._setting import Count, Hidden, Setting, Tally, value
+from benchmarks._setting import POISON, Count, Hidden, Setting, Tally, value
 from benchmarks._trials import TRIALS, Trial
-from benchmarks.races import board, main, run
+from benchmarks.races import _make_current, board, main, run
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda")
@@ -109,8 +111,14 @@ def test_a_source_that_refills_its_memory_is_caught_when_read_too_late() -> None
 
 
 def test_poison_is_no_batch_s_value_nor_what_fresh_memory_holds() -> None:
-    assert {value(number) for number in range(1000)} == set(range(1, 251))
-    assert Tally(CPU).due == 0
+    assert {0, POISON}.isdisjoint(map(value, range(1000)))
+
+
+def test_the_batch_that_is_looked_at_next_is_the_one_after_all_that_were() -> None:
+    tally = Tally(CPU)
+    assert tally.due == 0
+    tally.look(torch.zeros(2))
+    assert tally.due == 1
 
 
 def test_nan_is_wrong_too() -> None:
@@ -145,11 +153,30 @@ def test_memory_trials_run_on_the_cpu_and_measure_nothing(trial: str) -> None:
     assert (found.batches, found.unit) == (0, 4 * 3 * 16 * 16 + 4 * 8)
 
 
+@pytest.mark.parametrize("trial", MEMORY)
+def test_memory_is_told_in_the_sources_batches_whatever_is_made_of_them(
+    trial: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two contestants that need as much memory are to be told the same."""
+    monkeypatch.setattr(_memory, "_active", lambda _, when: 31_000 if when == "peak" else 0)
+
+    def wider(source: Iterable[Any], transform: Any) -> Iterator[Any]:
+        plain = contestant("plain")(source, transform)
+        return ((images.float(), labels) for images, labels in plain)
+
+    same, wide = (
+        MEMORY[trial].run(setting(wrap, count=4)) for wrap in (contestant("plain"), wider)
+    )
+    assert same == wide
+    assert same.batches == (0 if trial == "grown" else 31_000 / 3104)
+
+
 def test_a_loop_that_only_launches_steps_over_every_batch() -> None:
     steps: list[int] = []
-    batches = Cycled([[torch.zeros(1)], [torch.zeros(2)]], 5)
-    assert launch(CPU, batches, lambda batch: steps.append(batch[0].numel())) == (0, 4)
-    assert steps == [1, 2, 1, 2, 1]
+    batches = Cycled([[torch.zeros(1)], [torch.ones(1)]], 5)
+    assert launch(CPU, batches, lambda batch: steps.append(int(batch[0]))) == 0
+    assert steps == [0, 1, 0, 1, 0]
+    assert batches.unit == 4
     assert len(batches) == len(list(batches)) == 5
 
 
@@ -195,6 +222,13 @@ def test_what_a_contestant_lacks_is_no_result_and_no_fault() -> None:
     assert blank(timm, TRIALS["late"], "not there") == Blank("absent", "not there")
     lacks = {reason for contestant in CONTESTANTS.values() for reason in contestant.lacks}
     assert lacks <= {trial.needs for trial in TRIALS.values()}
+
+
+def test_what_its_documentation_excludes_is_a_trial_that_it_runs() -> None:
+    for name, contestant in CONTESTANTS.items():
+        assert contestant.beyond.keys() <= TRIALS.keys()
+        assert all(blank(contestant, TRIALS[trial], None) is None for trial in contestant.beyond)
+        assert name != "stream" or not contestant.beyond
 
 
 def test_only_picks_contestants_and_trials() -> None:
@@ -247,6 +281,23 @@ def test_a_verdict_counts_wrong_batches_but_for_what_nobody_promises() -> None:
     ]
 
 
+def test_a_verdict_leaves_out_what_the_contestants_own_documentation_excludes() -> None:
+    cells: dict[str, Cell] = {"late": Count(0, 40), "switched": Count(38, 40)}
+    assert verdict(Row("e", "so", "", 1, cells)) == "38 of 80 batches wrong"
+    row = Row("e", "so", "", 1, cells, {"switched": "one stream", "side": "none"})
+    assert verdict(row) == "no batch wrong"
+    (data,) = as_json([row])
+    assert data["beyond"] == row.beyond
+    assert data["trials"]["switched"]["wrong"] == 38
+    lines = table([row], {name: TRIALS[name] for name in cells})
+    assert lines[1].split() == ["e", "1", "0/40", "38/40*", "no", "batch", "wrong"]
+    note = lines.index("Beyond what its own documentation promises (*), and not in its verdict:")
+    assert lines[note + 1] == "  e: switched: one stream"
+    assert "none" not in "".join(lines)  # of a trial that was not asked for
+    missing = Row("e", "so", "", 1, {"switched": Blank("absent", "not there")}, row.beyond)
+    assert verdict(missing) == "not there"
+
+
 def test_the_table_shows_every_cell_and_says_what_needs_words() -> None:
     trials = {name: (TRIALS | MEMORY)[name] for name in ("late", "refilled", "peak")}
     lines = table(rows(), trials)
@@ -286,6 +337,18 @@ def test_the_board_runs_on_the_cpu(capsys: pytest.CaptureFixture[str], tmp_path:
     assert '"kind": "count"' in file.read_text()
     (row,) = board(["plain"], ["early", "opaque"], CPU, 2, 4)
     assert verdict(row) == "no batch wrong"
+
+
+def test_the_device_that_is_asked_for_is_made_the_current_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[torch.device] = []
+    monkeypatch.setattr("torch.cuda.set_device", made.append)
+    monkeypatch.setenv("LOCAL_RANK", "7")
+    _make_current(CPU)
+    assert (made, os.environ["LOCAL_RANK"]) == ([], "7")
+    _make_current(torch.device("cuda", 1))
+    assert (made, os.environ["LOCAL_RANK"]) == ([torch.device("cuda", 1)], "1")
 
 
 def test_without_a_cuda_device_it_says_what_to_do(

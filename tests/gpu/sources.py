@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-__all__ = ["MIB", "ROWS", "SOURCES", "busy", "listed", "workers"]
+__all__ = ["MIB", "ROWS", "SOURCES", "Numbers", "Rows", "busy", "fill", "listed", "workers"]
 
 MIB = 1 << 20
 ROWS = 2 * MIB  # bytes of an image batch in most tests
@@ -18,18 +18,23 @@ def busy(milliseconds: float = 20) -> None:
     torch.cuda._sleep(int(milliseconds * 1.7e6))
 
 
-def fill(number: int, nbytes: int = ROWS) -> tuple[Tensor, Tensor]:
+def fill(number: int, nbytes: int = ROWS) -> Tensor:
+    """So many bytes that all hold the number, modulo 251."""
+    return torch.full((nbytes,), number % 251, dtype=torch.uint8)
+
+
+def pair(number: int) -> tuple[Tensor, Tensor]:
     """Images and labels that all hold the batch's number."""
-    return torch.full((4, nbytes // 4), number % 251, dtype=torch.uint8), torch.full((4,), number)
+    return fill(number).view(4, -1), torch.full((4,), number)
 
 
 def listed(count: int) -> list[tuple[Tensor, Tensor]]:
-    return [fill(number) for number in range(count)]
+    return [pair(number) for number in range(count)]
 
 
 def one_buffer(count: int) -> Iterator[tuple[Tensor, Tensor]]:
     """A source that fills the same memory for every batch."""
-    images, labels = fill(0)
+    images, labels = pair(0)
     for number in range(count):
         images.fill_(number % 251)
         labels.fill_(number)
@@ -37,14 +42,29 @@ def one_buffer(count: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def one_pinned_buffer(count: int) -> Iterator[tuple[Tensor, Tensor]]:
-    images, labels = (tensor.pin_memory() for tensor in fill(0))
+    images, labels = (tensor.pin_memory() for tensor in pair(0))
     for number in range(count):
         images.fill_(number % 251)
         labels.fill_(number)
         yield images, labels
 
 
+class Rows(Dataset[Tensor]):
+    """`fill(0)`, `fill(1)`, ..."""
+
+    def __init__(self, count: int, nbytes: int) -> None:
+        self.count, self.nbytes = count, nbytes
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Tensor:
+        return fill(index, self.nbytes)
+
+
 class Numbers(Dataset[tuple[Tensor, Tensor]]):
+    """An image and a label for each row of `pair(0)`, `pair(1)`, ..."""
+
     def __init__(self, count: int, nbytes: int = ROWS // 4) -> None:
         self.count, self.nbytes = count, nbytes
 
@@ -53,8 +73,7 @@ class Numbers(Dataset[tuple[Tensor, Tensor]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         number = index // 4
-        image = torch.full((self.nbytes,), number % 251, dtype=torch.uint8)
-        return image, torch.tensor(number)
+        return fill(number, self.nbytes), torch.tensor(number)
 
 
 def workers(count: int, *, pin_memory: bool = False) -> DataLoader[Any]:

@@ -8,20 +8,14 @@ import pytest
 import torch
 
 from streamloader.device import Device, resolve
+from tests.gpu.sources import MIB, busy
 
 pytestmark = pytest.mark.gpu
-
-MIB = 1 << 20
 
 
 @pytest.fixture
 def device() -> Device:
     return resolve(torch.device("cuda"))
-
-
-def busy(milliseconds: float = 50) -> None:
-    """Queues work that takes about so long on the current stream."""
-    torch.cuda._sleep(int(milliseconds * 1.7e6))
 
 
 def test_without_an_index_the_current_device_is_meant(device: Device) -> None:

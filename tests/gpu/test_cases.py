@@ -4,34 +4,23 @@ import ctypes
 import signal
 import subprocess
 import sys
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from streamloader import StreamLoader
 from streamloader.device.accelerator import Accelerator
+from tests.gpu.sources import MIB, ROWS, Rows, busy, fill
+from tests.loaders import Foreign, ended
 
 pytestmark = pytest.mark.gpu
 
 ROOT = Path(__file__).parents[2]
-MIB = 1 << 20
-ROWS = 4 * MIB
-
-
-def busy(milliseconds: float = 4) -> None:
-    """Queues work that takes about so long on the current stream."""
-    torch.cuda._sleep(int(milliseconds * 1.7e6))
-
-
-def fill(number: int, nbytes: int = ROWS) -> Tensor:
-    return torch.full((nbytes,), number % 251, dtype=torch.uint8)
 
 
 def sums(loader: Any, milliseconds: float = 4) -> list[int]:
@@ -64,50 +53,28 @@ def test_a02_200_fillings_of_one_buffer_arrive(pinned: bool, depth: int) -> None
     assert sums(StreamLoader(source(), "cuda", prefetch_batches=depth), 1) == right(200)
 
 
-class Foreign:
-    """Memory pinned past torch's allocator: scribbled over, and given out again, once dropped."""
-
-    def __init__(self) -> None:
-        self.free: list[Any] = []
-        self.made: list[Any] = []
-
-    def put(self, tensor: Tensor) -> Tensor:
-        buffer = self.free.pop() if self.free else self._make(tensor.nbytes)
-        array = np.frombuffer(buffer, dtype=np.uint8)
-        weakref.finalize(array, self._back, buffer)
-        placed = torch.from_numpy(array).view(tensor.shape)
-        del array
-        return placed.copy_(tensor)
-
-    def _make(self, nbytes: int) -> Any:
-        buffer = (ctypes.c_char * nbytes)()
-        status = torch.cuda.cudart().cudaHostRegister(ctypes.addressof(buffer), nbytes, 0)
-        assert int(status) == 0
-        self.made.append(buffer)
-        return buffer
-
-    def _back(self, buffer: Any) -> None:
-        ctypes.memset(buffer, 0xFB, len(buffer))
-        self.free.append(buffer)
-
-    def close(self) -> None:
-        torch.cuda.synchronize()
-        for buffer in self.made:
-            torch.cuda.cudart().cudaHostUnregister(ctypes.addressof(buffer))
+def register(address: int, nbytes: int) -> None:
+    status = torch.cuda.cudart().cudaHostRegister(address, nbytes, 0)
+    assert int(status) == 0
 
 
 @pytest.fixture
 def foreign() -> Iterator[Foreign]:
     torch.cuda.init()
-    memory = Foreign()
+    memory = Foreign(register)
     yield memory
-    memory.close()
+    torch.cuda.synchronize()
+    for buffer in memory.made:
+        torch.cuda.cudart().cudaHostUnregister(ctypes.addressof(buffer))
 
 
 def test_a04_foreign_pinned_memory_can_go_wrong(foreign: Foreign) -> None:
-    busy(100)
-    moved = foreign.put(fill(7)).to("cuda", non_blocking=True)  # dropped before it is sent
-    assert int(moved.sum()) == 0xFB * ROWS
+    source = foreign.put(fill(7))
+    torch.empty(ROWS, dtype=torch.uint8, device="cuda")  # the first allocation may take longer than
+    busy(100)  # this does, after which nothing can go wrong
+    moved = source.to("cuda", non_blocking=True)
+    del source  # before it is sent
+    assert int(moved.sum()) == Foreign.SCRIBBLE * ROWS
 
 
 def test_a04_foreign_pinned_memory_that_its_source_drops_arrives_1000_times(
@@ -132,17 +99,6 @@ def test_a04_foreign_pinned_memory_of_a_dataloader_is_held_until_its_copy_is_ove
 # -- B -------------------------------------------------------------------------------------------
 
 
-class Rows(Dataset[Tensor]):
-    def __init__(self, count: int, nbytes: int) -> None:
-        self.count, self.nbytes = count, nbytes
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> Tensor:
-        return fill(index, self.nbytes)
-
-
 @pytest.mark.parametrize("pinned", [False, True])
 def test_b04_pinned_memory_reaches_a_ceiling_and_is_not_doubled(
     pinned: bool,  # noqa: FBT001
@@ -165,13 +121,15 @@ def test_b04_pinned_memory_reaches_a_ceiling_and_is_not_doubled(
         persistent_workers=True,
     )
     loader = StreamLoader(plain, "cuda", prefetch_batches=4)
+    torch.cuda.init()  # which the statistics do not do by themselves
     before = torch.cuda.host_memory_stats()["allocated_bytes.current"]
     for _ in range(5):
         assert sum(1 for _ in loader) == 1000
     grown = torch.cuda.host_memory_stats()["allocated_bytes.current"] - before
     assert slabs == ([] if pinned else [2 * MIB] * 6)
-    # Torch's own read-ahead, which is 64 batches here, and what the copies under way hold.
-    assert grown <= (8 * 8 + 4 + 4) * 2 * MIB
+    # Torch's own read-ahead, which is 64 batches here, and what is between its queue and the end of
+    # a copy: torch frees a block only when it is asked for the next one.
+    assert grown <= (8 * 8 + 16) * 2 * MIB
 
 
 # -- C -------------------------------------------------------------------------------------------
@@ -182,18 +140,21 @@ import torch
 from torch.utils.data import DataLoader
 from streamloader import StreamLoader
 
-class Rows:
+class Zeros:
     def __len__(self): return 100_000
     def __getitem__(self, index): return torch.zeros(1 << 20)
 
 held = torch.zeros(1 << 32, dtype=torch.uint8, device="cuda")
-plain = DataLoader(Rows(), 8, num_workers=4, pin_memory=True)
+plain = DataLoader(Zeros(), 8, num_workers=4, pin_memory=True)
 for number, batch in enumerate(StreamLoader(plain, "cuda", transform=torch.Tensor.half)):
     torch.cuda._sleep(2_000_000)
     batch.sum()
     if number == 5:
         print("now", flush=True)
 """
+
+
+OTHERS = "what other processes take of this GPU, or give back, counts too"
 
 
 def test_c03_after_ctrl_c_the_gpus_memory_is_free() -> None:
@@ -210,15 +171,15 @@ def test_c03_after_ctrl_c_the_gpus_memory_is_free() -> None:
     try:
         assert process.stdout
         assert process.stdout.readline() == "now\n"
-        assert torch.cuda.mem_get_info()[0] < before - (1 << 32)
+        taken = before - torch.cuda.mem_get_info()[0]
+        assert taken > 1 << 32, f"{taken} bytes: {OTHERS}"
         listed = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=10)
+        _, err = process.communicate(timeout=60)
     finally:
         process.kill()
     assert "KeyboardInterrupt" in err
     assert "Fatal" not in err
-    for child in listed.split():
-        stat = Path(f"/proc/{child}/stat")
-        assert not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] == "Z"
-    assert torch.cuda.mem_get_info()[0] > before - (1 << 30)
+    assert ended(map(int, listed.split()))
+    kept = before - torch.cuda.mem_get_info()[0]
+    assert kept < 1 << 30, f"{kept} bytes: {OTHERS}"

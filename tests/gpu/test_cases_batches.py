@@ -9,15 +9,12 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from streamloader import StreamLoader, on, tree
+from tests.gpu.sources import Rows, fill
 
 pytestmark = pytest.mark.gpu
-
-
-def fill(number: int, nbytes: int) -> Tensor:
-    return torch.full((nbytes,), number % 251, dtype=torch.uint8)
 
 
 # -- E -------------------------------------------------------------------------------------------
@@ -104,6 +101,8 @@ def test_e06_an_object_that_takes_only_a_device_is_moved() -> None:
     (moved,) = StreamLoader([batch], "cuda")
     assert moved["a"].x.is_cuda
     assert moved["x"].is_cuda
+    assert moved["a"].x.tolist() == [3] * 9
+    assert moved["x"].tolist() == [1] * 9
 
 
 @pytest.mark.multi_gpu
@@ -119,17 +118,6 @@ def test_e08_a_tensor_on_another_gpu_is_moved(depth: int) -> None:
     assert moved["gpu"] is batch["gpu"]
     assert {tensor.device.index for tensor in moved.values()} == {0}
     assert moved["other"].tolist() == [2, 2, 2]
-
-
-class Rows(Dataset[Tensor]):
-    def __init__(self, count: int, nbytes: int) -> None:
-        self.count, self.nbytes = count, nbytes
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> Tensor:
-        return fill(index, self.nbytes)
 
 
 # -- F -------------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ def test_b02_memory_is_bounded_in_each_form_however_far_python_runs(
 ) -> None:
     made = step()
     loader = StreamLoader(source(steps), CUDA, transform=FORMS, prefetch_batches=depth)
-    most, _ = launch(CUDA, loader, made)
+    most = launch(CUDA, loader, made)
     assert most <= (depth + 2) * IN_EACH_FORM + MIB
 
 
@@ -65,14 +65,14 @@ def test_b02_memory_is_bounded_in_each_form_however_far_python_runs(
 @pytest.mark.parametrize("depth", [1, 2, 4])
 def test_b02_memory_is_bounded_without_transforms(depth: int, step: Callable[[], Step]) -> None:
     made = step()
-    most, _ = launch(CUDA, StreamLoader(source(20), CUDA, prefetch_batches=depth), made)
+    most = launch(CUDA, StreamLoader(source(20), CUDA, prefetch_batches=depth), made)
     assert most <= (depth + 2) * IMAGES + MIB
 
 
 def test_memory_is_bounded_over_many_short_passes_too() -> None:
     loader = StreamLoader(source(1), CUDA, prefetch_batches=2)
     passes = itertools.chain.from_iterable(itertools.repeat(loader, 40))
-    most, _ = launch(CUDA, passes, slow)
+    most = launch(CUDA, passes, slow)
     assert most <= 4 * IMAGES + MIB
 
 
