@@ -119,7 +119,9 @@ RAGGED["a padded crop"] = [augment.RandomCrop(20, 6, pad_if_needed=True, fill=3)
 
 
 @pytest.mark.parametrize("transforms", RAGGED.values(), ids=RAGGED)
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+@pytest.mark.parametrize(
+    "dtype", [torch.uint8, pytest.param(torch.float32, marks=pytest.mark.slow)]
+)
 def test_images_of_different_sizes(transforms: Sequence[Recipe], dtype: torch.dtype) -> None:
     assert_close(augment.Compose(transforms), ragged(3, dtype))
 
