@@ -35,7 +35,7 @@ class Setup:
     source: Source
     device: torch.device
     dtype: torch.dtype
-    transform: Callable[[Tensor], Tensor]
+    transform: Callable[[Any], Tensor]
     prefetch_batches: int
     in_workers: int
     resident: Pair

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from benchmarks._augment import AUGMENT
 from benchmarks._loaders import RECIPES
 from benchmarks._models import IMAGE_SIZES, STEPS
 from benchmarks._shards import SOURCES
@@ -58,6 +59,7 @@ class Options:
     Attributes:
         source: A key of `_shards.SOURCES`.
         shards: Where they are: a folder, an `index.json` or a pattern; None for other sources.
+        augment: Who augments: one of `_augment.AUGMENT`.
         loaders: Keys of `_loaders.RECIPES`, the ceiling always among them.
         model: A key of `_models.IMAGE_SIZES`.
         step: One of `_models.STEPS`.
@@ -81,6 +83,7 @@ class Options:
 
     source: str
     shards: str | None
+    augment: str
     loaders: tuple[str, ...]
     model: str
     step: str
@@ -220,6 +223,8 @@ def _check_source(values: dict[str, Any]) -> None:
         )
     if values["shards"] and not on_shards:
         raise ValueError(f"--shards needs --source shards, got {values['source']}")
+    if values["augment"] == "gpu-cut" and not on_shards:
+        raise ValueError(f"--augment gpu-cut needs --source shards, got {values['source']}")
     if on_shards and values["late"]:
         raise ValueError("--late needs --source memory, got shards")
     if values["block_seconds"] is not None and values["block_seconds"] <= 0:
@@ -238,6 +243,9 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--source", choices=SOURCES, default="memory", help="where batches come from")
     add("--shards", metavar="DIR", help="their folder, index.json or brace pattern")
+    who = "cpu: workers crop, resize, flip; gpu: the device does; gpu-jitter: and changes colours; "
+    who += "gpu-cut: workers cut the crop's box out of an image, no more; default: cpu"
+    add("--augment", choices=AUGMENT, default="cpu", help=who)
     add("--loaders", metavar="A,B", help=f"of {','.join(RECIPES)}; default: the source's")
     few = "of a sweep's runs but the one with the most workers; default: as --loaders"
     add("--sweep-loaders", metavar="A,B", help=few)

@@ -17,7 +17,7 @@ from benchmarks._feeds import Feed, Setup
 from benchmarks._models import IMAGE_MEAN, IMAGE_STD
 from benchmarks._shards import endless
 
-__all__ = ["PEERS", "absent", "timm", "torchtnt"]
+__all__ = ["PEERS", "absent", "timm", "torchtnt", "unfit"]
 
 PEERS = {
     "timm": ("timm.data.loader", "PrefetchLoader"),
@@ -39,6 +39,16 @@ def absent(name: str, device: torch.device) -> str | None:
     except (ImportError, AttributeError, RuntimeError) as error:
         return f"cannot be imported: {error}"
     return None
+
+
+def unfit(name: str, augment: str) -> str | None:
+    """Why `name` cannot do what `--augment` asks for; None if it can.
+
+    Torchtnt's can: it moves what a dataclass holds, so images of different sizes too.
+    """
+    if name != "timm" or augment == "cpu":
+        return None
+    return "it normalises by itself, and takes images of one size: no recipe before that"
 
 
 def _class(name: str) -> Callable[..., Iterable[Any]]:

@@ -88,9 +88,11 @@ def report(run: Run, machine: dict[str, Any]) -> str:
 
 
 def _title(options: Options, machine: dict[str, Any], row: Row) -> list[str]:
-    late = f", every {options.late}th {options.late_ms:.1f} ms late" if options.late else ""
+    source = options.source
+    source += "" if options.augment == "cpu" else f", --augment {options.augment}"
+    source += f", every {options.late}th {options.late_ms:.1f} ms late" if options.late else ""
     what = f"{options.model}, {options.step} step, {options.batch_size} images of "
-    what += f"{options.image_size} px from {options.source}{late}, workers: {options.workers}"
+    what += f"{options.image_size} px from {source}, workers: {options.workers}"
     where = f"{machine['device']}, {machine['cpus']} CPUs, torch {machine['torch']}"
     length = f"{options.block_seconds:g} s" if options.steps is None else f"{options.steps} steps"
     how = f"{options.blocks} blocks of {length} each, in turns; medians, with "
@@ -217,7 +219,8 @@ def _supply(run: Run) -> str:
     alone = run.row(ALONE)
     if alone is None:
         return ""
-    return f" {_give(run.options.workers)} {alone.rate.median:,.0f} img/s alone."
+    rate, workers = alone.rate.median, run.options.workers
+    return f" {_give(workers)} {rate:,.0f} img/s alone ({rate / workers:,.0f} each)."
 
 
 def _give(workers: int) -> str:

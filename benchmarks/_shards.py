@@ -1,4 +1,4 @@
-"""Batches from tar shards through `streamloader.shards`: read, decoded and cropped in workers.
+"""Batches from tar shards through `streamloader.shards`: read and decoded in workers.
 
 NOTE [Epochs]
 ~~~~~~~~~~~~~
@@ -20,6 +20,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from benchmarks._augment import DELIVER
 from benchmarks._sources import Request, Source, memory
 
 __all__ = ["EPOCH_IMAGES", "SOURCES", "endless", "from_shards"]
@@ -44,6 +45,7 @@ def from_shards(request: Request) -> Source:
             request.shards,
             batch_size=request.batch_size,
             size=request.image_size,
+            deliver=DELIVER[request.augment],
             train=True,
             num_workers=request.workers,
             seed=request.seed,

@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 from typing_extensions import override
 
+from benchmarks._augment import source_size
+
 __all__ = [
     "Endless",
     "Images",
@@ -35,13 +37,14 @@ class Request:
 
     Attributes:
         batch_size: Images in a batch.
-        image_size: Their width and height in pixels.
+        image_size: The width and height in pixels of what the model takes.
         workers: Processes of each DataLoader.
         prefetch_factor: Batches that each of them has in hand.
         late: Every how manyth batch comes late; 0 is none.
         late_seconds: By how much.
         seed: Of the images.
         shards: Where they are; None if they do not come from shards.
+        augment: Who augments: one of `_augment.AUGMENT`.
     """
 
     batch_size: int
@@ -52,17 +55,19 @@ class Request:
     late_seconds: float
     seed: int
     shards: str | None = None
+    augment: str = "cpu"
 
 
 class Source(Protocol):
-    """A DataLoader for one loader: endless, of (uint8 "b 3 s s", int64 "b") batches."""
+    """A DataLoader for one loader: endless, of (uint8 "b 3 s s" or ragged, int64 "b") batches."""
 
     def __call__(self, *, pin_memory: bool) -> DataLoader[Any]: ...
 
 
 def memory(request: Request) -> Source:
     """Random images that are in memory from the start, so that only their way costs anything."""
-    images = Images(request.batch_size * POOL_BATCHES, request.image_size, request.seed)
+    size = source_size(request.augment, request.image_size)
+    images = Images(request.batch_size * POOL_BATCHES, size, request.seed)
 
     def source(*, pin_memory: bool) -> DataLoader[Any]:
         return Punctuated(

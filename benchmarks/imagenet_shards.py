@@ -3,6 +3,7 @@
     scripts/bench                                   all loaders; --help lists the options
     python -m benchmarks.imagenet_shards            the same, from the root of the repository
     scripts/bench --source shards --shards DIR      on tar shards of JPEGs, and peers beside
+    scripts/bench ... --augment gpu                 workers only decode, the device does the rest
     scripts/bench ... --workers 2,4,8,14            a run for each number, and a table of them all
 
 Interrupted (Ctrl-C, or a `timeout`), it reports the rounds that are complete.
@@ -14,7 +15,8 @@ the intervals mean.
     _options.py            the command line         _timing.py    blocks: their order, one of them
     _sources.py            batches from memory      _freeze.py    workers rest between blocks
     _shards.py             batches from shards      _summary.py   medians and intervals
-    _models.py             models and the step      _report.py    what one run says
+    _augment.py            who augments, and how    _report.py    what one run says
+    _models.py             models and the step
     _feeds.py, _loaders.py, _peers.py: the loaders  _sweep.py     what several say
                                                     _plot.py      pictures of both
 """
@@ -28,14 +30,16 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from benchmarks import _freeze, _models, _report, _summary, _sweep, _timing
+from benchmarks import _augment, _freeze, _models, _report, _summary, _sweep, _timing
 from benchmarks._feeds import Feed, Pair, Setup
 from benchmarks._loaders import RECIPES
 from benchmarks._options import CEILING, Options, describe, machine, parse
-from benchmarks._peers import absent
+from benchmarks._peers import absent, unfit
 from benchmarks._plot import draw
 from benchmarks._report import Run
 from benchmarks._require import require
@@ -83,7 +87,7 @@ class Bench:
     pace: Pace
     step: _models.Step
     step_seconds: float
-    transform: _models.Normalize
+    transform: Callable[[Any], Tensor]
     resident: Pair
     synchronize: Callable[[], None]
 
@@ -133,7 +137,7 @@ def prepare(options: Options) -> Bench:
     """The warm step, and how long it takes."""
     device = _device(options)
     dtype = torch.bfloat16 if options.overlaps else torch.float32
-    transform = _models.Normalize(device, dtype)
+    transform = _augment.transform(options.augment, options.image_size, device, dtype)
     resident = _resident(options, device, transform)
     synchronize = torch.accelerator.synchronize if options.overlaps else _nothing
     pace = FAST if options.overlaps else SLOW
@@ -145,7 +149,9 @@ def prepare(options: Options) -> Bench:
 def measured(bench: Bench, options: Options) -> Run:
     """One run with these options, which differ from the bench's in workers and blocks."""
     _leave_cpus(options)
-    reasons = {name: absent(name, bench.device) for name in options.loaders}
+    reasons = {
+        name: unfit(name, options.augment) or absent(name, bench.device) for name in options.loaders
+    }
     missing = {name: reason for name, reason in reasons.items() if reason is not None}
     loaders = tuple(name for name in options.loaders if name not in missing)
     options = _completed(bench, dataclasses.replace(options, loaders=loaders))
@@ -175,7 +181,7 @@ def _nothing() -> None:
     """The CPU has nothing under way."""
 
 
-def _resident(options: Options, device: torch.device, transform: _models.Normalize) -> Pair:
+def _resident(options: Options, device: torch.device, transform: Callable[[Any], Tensor]) -> Pair:
     size = (options.batch_size, 3, options.image_size, options.image_size)
     images = torch.randint(0, 256, size, dtype=torch.uint8)
     labels = torch.randint(0, 1000, (options.batch_size,))
@@ -294,6 +300,7 @@ def _request(options: Options) -> Request:
         late_seconds=(options.late_ms or 0.0) / 1e3,
         seed=options.seed,
         shards=options.shards,
+        augment=options.augment,
     )
 
 

@@ -204,6 +204,7 @@ class Reading:
     shuffle: int
     length: int | None
     strict: bool
+    deliver: str = "squares"
 
     def __post_init__(self) -> None:
         if isinstance(self.shuffle, bool):
@@ -216,6 +217,13 @@ class Reading:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
+        if self.deliver not in ("squares", "crops", "whole"):
+            raise ValueError(f'deliver must be "squares", "crops" or "whole", got {self.deliver!r}')
+        if self.deliver == "crops" and not self.train:
+            raise ValueError(
+                'deliver="crops" are cut at random, to train, got train=False: deliver="whole" and '
+                "augment.Resize and CenterCrop evaluate"
+            )
 
     def batches(self, seat: Seat) -> int | None:
         """How many the rank of `seat` gets in an epoch; None where that is not known before.

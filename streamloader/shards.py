@@ -4,7 +4,8 @@
     tars.py      one shard's samples, or an error with its name
     images.py    a sample's pixels: decoded, cropped, resized
 
-and here a worker's pass through its shards, and the `DataLoader` around it.
+and here a worker's pass through its shards, and the `DataLoader` around it. Of images that are not
+resized, `augment.ragged` makes batches.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _REPEATED = 0.01
 
 
 class _Samples(IterableDataset[tuple[Tensor, int]]):
-    """What one worker reads: images, uint8 (3, size, size), and their labels.
+    """What one worker reads: images, uint8 (3, height, width), and their labels.
 
     Attributes:
         ticket: Epoch, rank and world of the pass that starts next, in shared memory, for persistent
@@ -118,9 +119,13 @@ class _Samples(IterableDataset[tuple[Tensor, int]]):
         return mixed
 
     def _cut(self, image: Tensor, seat: Seat, number: int) -> Tensor:
+        if self.reading.deliver == "whole":
+            return image
         if not self.reading.train:
             return images.evaluation(image, self.reading.size)
         rng = random.Random(key("crop", self.reading.seed, *seat, number))
+        if self.reading.deliver == "crops":
+            return images.random_box(image.shape[1], image.shape[2], rng).cut(image)
         return images.training(image, self.reading.size, rng)
 
     def _skip(self, sample: dict[str, Any], error: ValueError, worker: int) -> None:
@@ -140,6 +145,10 @@ class ShardLoader(DataLoader[tuple[Tensor, int]]):
     """What `loader` returns: a `DataLoader` of known length that shuffles by epoch."""
 
     def __init__(self, reading: Reading, num_workers: int, **options: Any) -> None:
+        if reading.deliver != "squares":
+            from streamloader.augment import collate  # noqa: PLC0415  # not for squares
+
+            options = {"collate_fn": collate} | options
         self._samples = _Samples(reading, max(num_workers, 1))
         self._epoch = 0
         self._check()
@@ -210,6 +219,7 @@ def loader(  # noqa: PLR0913  # all but the first by name
     *,
     batch_size: int,
     size: int = 224,
+    deliver: str = "squares",
     train: bool = True,
     num_workers: int = 0,
     seed: int = 0,
@@ -254,7 +264,15 @@ def loader(  # noqa: PLR0913  # all but the first by name
             `.tar.xz`), an `index.json` (of `make_shards.py` or webdataset), a glob, a brace
             pattern, an address that webdataset opens, or a list of those.
         batch_size: Samples in a batch.
-        size: Both sides of an image, in pixels.
+        size: Both sides of an image, in pixels; of squares.
+        deliver: What workers make of an image.
+            "squares": all that is described above.
+            "whole": it is decoded, and no more: `RaggedImages`, for `augment.RandomResizedCrop` and
+            whatever else on the device. A worker does less, but sends more: of ImageNet some 500 KB
+            an image, and not 150.
+            "crops": to train; the box of a random-resized-crop is cut out, on average half of the
+            image, but neither resized nor flipped: `RaggedImages`, for `augment.Resize((224, 224))`
+            and `augment.RandomHorizontalFlip()`. The boxes are those of squares with the same seed.
         train: Whether to shuffle, crop at random and flip.
         num_workers: Worker processes; 0 reads in the caller's thread.
         seed: What all randomness depends on.
@@ -266,7 +284,8 @@ def loader(  # noqa: PLR0913  # all but the first by name
         options: What else a `DataLoader` takes: `prefetch_factor`, `persistent_workers`, ...
 
     Returns:
-        A `DataLoader` of `[images, labels]`: uint8 (N, 3, size, size) and int64 (N,).
+        A `DataLoader` of `[images, labels]`: uint8 (N, 3, size, size), or `augment.RaggedImages`,
+        uint8, of 3 channels; and int64 (N,).
 
     Raises:
         ValueError: An argument breaks its rule; there are no shards, or fewer than workers on all
@@ -275,5 +294,5 @@ def loader(  # noqa: PLR0913  # all but the first by name
     shards = tuple(find(urls))
     if not shards:
         raise ValueError(f"urls must name at least one shard, got {urls!r}, where there is none")
-    reading = Reading(shards, batch_size, size, train, seed, shuffle, length, strict)
+    reading = Reading(shards, batch_size, size, train, seed, shuffle, length, strict, deliver)
     return ShardLoader(reading, num_workers, **options)

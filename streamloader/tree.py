@@ -4,7 +4,7 @@
 which a leaf changed. What a node is, in the order in which it is asked:
 
     a tensor                      leaf
-    an object with its own .to    leaf (PackedSequence, BatchEncoding, TensorDict, ...)
+    an object with its own .to    leaf (PackedSequence, BatchEncoding, TensorDict, ...), but `Parts`
     a tuple, a namedtuple         its class, over new items
     a dataclass instance          a shallow copy, fields set
     a mapping                     its class, its key order, over new values
@@ -26,18 +26,38 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-__all__ = ["copied", "describe", "emptied", "leaves", "part", "reachable", "replace", "with_part"]
+__all__ = [
+    "Parts",
+    "copied",
+    "describe",
+    "emptied",
+    "leaves",
+    "part",
+    "reachable",
+    "replace",
+    "with_part",
+]
 
 Visit: TypeAlias = Callable[[Any], Any]
 
 
-def replace(visit: Visit, batch: Any) -> Any:
+class Parts:
+    """The base of dataclasses that have a `.to` and yet are containers.
+
+    Their tensors travel as those of any container do, several batches ahead; a leaf with a `.to`
+    of its own would be moved by it, at hand-over, and transforms would wait for that.
+    """
+
+
+def replace(visit: Visit, batch: Any, whole: type | tuple[()] = ()) -> Any:
     """`batch` with `visit(leaf)` for each leaf, in a fixed order.
 
     Containers whose leaves all stay the same objects stay the same objects themselves; no container
-    of the source's is ever written to.
+    of the source's is ever written to. Those of the class `whole` count as leaves.
     """
-    return _walk(functools.partial(replace, visit), visit, batch)
+    if isinstance(batch, whole):
+        return visit(batch)
+    return _walk(lambda child: replace(visit, child, whole), visit, batch)
 
 
 def emptied(visit: Visit, batch: Any) -> Any:
@@ -63,7 +83,7 @@ def copied(batch: Any) -> Any:
     return batch.copy() if kind.__module__ == "numpy" and hasattr(batch, "copy") else batch
 
 
-def leaves(batch: Any) -> list[Any]:
+def leaves(batch: Any, whole: type | tuple[()] = ()) -> list[Any]:
     """Tensors and objects with their own `.to` in `batch`, in the order of `replace`."""
     found: list[Any] = []
 
@@ -71,7 +91,7 @@ def leaves(batch: Any) -> list[Any]:
         found.append(leaf)
         return leaf
 
-    replace(visit, batch)
+    replace(visit, batch, whole)
     return found
 
 
@@ -104,7 +124,9 @@ class _Form(NamedTuple):
 
 @functools.cache
 def _is_leaf(kind: Any) -> bool:
-    return issubclass(kind, Tensor) or callable(getattr(kind, "to", None))
+    if issubclass(kind, Tensor):
+        return True
+    return callable(getattr(kind, "to", None)) and not issubclass(kind, Parts)
 
 
 @functools.cache

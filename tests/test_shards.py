@@ -22,7 +22,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
-from streamloader import StreamLoader, pack, shards
+from streamloader import StreamLoader, augment, pack, shards
 from streamloader.shards import ShardError
 from streamloader.testing import FakeDevice
 from tests.archives import write
@@ -373,6 +373,79 @@ def test_samples_are_mixed_across_shards_unless_shuffle_is_0(tmp_path: Path) -> 
     assert ordered in (list(range(32)), [*range(16, 32), *range(16)])
     mixed = flat(labels_of(shards.loader(urls, batch_size=4, size=SIZE)))
     assert 0 < sum(label < 16 for label in mixed[:16]) < 16
+
+
+# -- images of their own sizes
+
+
+def of_sizes(path: Path, *sizes: tuple[int, int]) -> Path:
+    """A shard of pictures that change from pixel to pixel, labelled from 0."""
+    files = []
+    for label, (height, width) in enumerate(sizes):
+        file = io.BytesIO()
+        rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+        levels = torch.stack((4 * rows, 4 * columns, rows + columns), dim=2).byte()
+        Image.fromarray(levels.numpy()).save(file, "PNG")
+        files += [(f"{label}.png", file.getvalue()), (f"{label}.cls", b"%d" % label)]
+    return write(path, files)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_whole_images_are_only_decoded(tmp_path: Path, num_workers: int) -> None:
+    urls = of_sizes(tmp_path / "0.tar", (9, 12), (20, 7), (1, 1))
+    [(images, labels)] = shards.loader(
+        urls, batch_size=4, deliver="whole", train=False, num_workers=num_workers
+    )
+    assert isinstance(images, augment.RaggedImages)
+    assert [tuple(image.shape) for image in images] == [(3, 9, 12), (3, 20, 7), (3, 1, 1)]
+    assert images[1][:, 3, 5].tolist() == [12, 20, 8]
+    assert labels.tolist() == [0, 1, 2]
+
+
+def test_crops_are_those_of_squares_before_they_are_resized(tmp_path: Path) -> None:
+    urls = of_sizes(tmp_path / "0.tar", (40, 50), (33, 60), (48, 31), (8, 8))
+    squares, crops = (
+        shards.loader(urls, batch_size=4, size=SIZE, seed=5, length=4, deliver=deliver)
+        for deliver in ("squares", "crops")
+    )
+    [(wanted, labels)], [(images, same_labels)] = list(squares), list(crops)
+    assert labels.tolist() == same_labels.tolist()
+    assert len({tuple(image.shape) for image in images}) > 1
+    resized = augment.Resize((SIZE, SIZE))(images).int()
+    apart = torch.stack([(one - wanted.int()).abs() for one in (resized, resized.flip(-1))])
+    assert apart.amax((2, 3, 4)).amin(0).max() <= 2  # torch rounds after each axis
+
+
+def test_a_stream_loader_makes_them_one_size(tmp_path: Path) -> None:
+    urls = made(tmp_path, 8)
+    loader = shards.loader(urls, batch_size=4, deliver="whole")
+    recipe = augment.Compose([augment.RandomResizedCrop(SIZE), augment.RandomHorizontalFlip()])
+    found = []
+    for images, labels in StreamLoader(loader, FakeDevice(), transform=recipe):
+        assert images.shape == (4, 3, SIZE, SIZE)
+        assert (images.float().mean((1, 2, 3)) - labels * 4).abs().max() < 3
+        found += labels.tolist()
+    assert sorted(found) == list(range(8))
+
+
+def test_a_collate_fn_of_the_users_comes_first(tmp_path: Path) -> None:
+    urls = made(tmp_path, 4)
+    loader = shards.loader(urls, batch_size=2, deliver="whole", collate_fn=list, train=False)
+    assert [label for _, label in next(iter(loader))] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"deliver": "boxes"}, r'^deliver must be "squares", "crops" or "whole", got \'boxes\'$'),
+        ({"deliver": "crops", "train": False}, r'^deliver="crops" are cut at random, to train, g'),
+    ],
+)
+def test_what_cannot_be_delivered_is_named(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        shards.loader(made(tmp_path, 4), batch_size=2, **options)
 
 
 # -- what goes wrong

@@ -765,3 +765,26 @@ def test_a_nested_tensor_can_be_described() -> None:
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.strided)
 
     assert tree.describe([nested]).startswith("list(")
+
+
+@dataclasses.dataclass
+class Travelling(tree.Parts):
+    first: Tensor
+    second: Any
+
+    def to(self, _: Any) -> Any:
+        raise AssertionError
+
+
+def test_parts_are_a_container_although_they_have_a_to() -> None:
+    pair = Travelling(torch.zeros(1), {"more": torch.ones(1)})
+    assert tree.leaves([pair]) == [pair.first, pair.second["more"]]
+    out = tree.replace(torch.neg, pair)
+    assert isinstance(out, Travelling)
+    assert out.second["more"].item() == -1
+
+
+def test_what_counts_as_whole_is_not_gone_into() -> None:
+    pair, other = Travelling(torch.zeros(1), 0), torch.ones(1)
+    assert tree.leaves({"pair": [pair], "other": other}, Travelling) == [pair, other]
+    assert tree.replace(lambda _: other, pair, Travelling) is other

@@ -29,6 +29,7 @@ docs/augment.md shows how, and what each transform does.
     plans.py      the table; pure
     draws.py      random numbers from a key and a place; pure
     layout.py     the sizes of a batch's images; pure
+    ragged.py     images of different sizes, as a batch
     batches.py    which part of a batch holds the images
     labels.py     which holds the labels
     execute.py    who runs a program: one of the next two
@@ -67,6 +68,7 @@ from streamloader.augment.geometry import RandomHorizontalFlip, RandomVerticalFl
 from streamloader.augment.layout import Layout
 from streamloader.augment.mix import CutMix, MixUp, RandomChoice
 from streamloader.augment.preview import preview
+from streamloader.augment.ragged import RaggedImages, collate
 from streamloader.augment.values import Normalize, ToDtype
 
 __all__ = [
@@ -77,6 +79,7 @@ __all__ = [
     "Layout",
     "MixUp",
     "Normalize",
+    "RaggedImages",
     "RandomChoice",
     "RandomCrop",
     "RandomErasing",
@@ -86,5 +89,6 @@ __all__ = [
     "RandomVerticalFlip",
     "Resize",
     "ToDtype",
+    "collate",
     "preview",
 ]

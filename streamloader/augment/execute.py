@@ -12,16 +12,17 @@ from torch import Tensor
 from streamloader.augment import reference
 from streamloader.augment.layout import Layout
 from streamloader.augment.program import Program
+from streamloader.augment.ragged import Images
 
 __all__ = ["run"]
 
 
-def run(program: Program, images: Tensor, table: Tensor, sizes: Sequence[Layout]) -> Tensor:
+def run(program: Program, images: Images, table: Tensor, sizes: Sequence[Layout]) -> Tensor:
     """The images that come out.
 
     Args:
         program: What is done.
-        images: (N, C, H, W), or (C, H, W); of the dtype that the program is for.
+        images: (N, C, H, W), (C, H, W), or ragged; of the dtype that the program is for.
         table: float32, (N, columns), on the images' device.
         sizes: Of the images as they come in, and after each pass.
 

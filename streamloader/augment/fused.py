@@ -29,6 +29,7 @@ from streamloader.augment.program import (
     Resample,
     Scale,
 )
+from streamloader.augment.ragged import Images, RaggedImages
 from streamloader.augment.view import View
 
 __all__ = ["run"]
@@ -36,16 +37,22 @@ __all__ = ["run"]
 TILE = (32, 32)
 """Rows and columns of an output that one program of the grid computes."""
 
+FAR = 1 << 31
+"""Elements from an image's first to its last from which on 32 bits are too few."""
+
 MEANS_BLOCK = 1024
 """Sums of tiles that are added at a time."""
 
 
-def run(program: Program, images: Tensor, table: Tensor, sizes: Sequence[Layout]) -> Tensor:
+def run(program: Program, images: Images, table: Tensor, sizes: Sequence[Layout]) -> Tensor:
     """The images that come out: `reference.run`, within rounding.
+
+    Between passes, images of different sizes lie in a buffer that is as large, in float32, as if
+    each were the largest: of ragged ones that is so until the first crop or resize to one size.
 
     Args:
         program: What is done.
-        images: (N, C, H, W), or (C, H, W) for one image without a batch; not written to.
+        images: (N, C, H, W), (C, H, W) for one image without a batch, or ragged; not written to.
         table: float32, (N, columns), on the images' device.
         sizes: Of the images as they come in, and after each pass.
 
@@ -54,8 +61,14 @@ def run(program: Program, images: Tensor, table: Tensor, sizes: Sequence[Layout]
     """
     _PROGRAMS.setdefault(_name(program), program)
     most = [edge for size in sizes[1:] for edge in _largest(size)]
+    operator = torch.ops.streamloader.augment
+    if isinstance(images, RaggedImages):
+        known = (images.places, images.channels, images.reach)
+        ragged: Tensor = operator(images.elements, *known, table, _name(program), most)
+        return ragged
     batch = images if images.ndim == 4 else images[None]
-    out: Tensor = torch.ops.streamloader.augment(batch, table, _name(program), most)
+    channels, reach = batch.shape[1], _reach(batch)
+    out: Tensor = operator(batch, None, channels, reach, table, _name(program), most)
     return out if images.ndim == 4 else out[0]
 
 
@@ -73,62 +86,91 @@ def _name(program: Program) -> str:
 
 
 @torch.library.triton_op("streamloader::augment", mutates_args=())
-def _augment(images: Tensor, table: Tensor, program: str, sizes: Sequence[int]) -> Tensor:
+def _augment(  # noqa: PLR0913  # an operator takes tensors, numbers and words
+    images: Tensor,
+    places: Tensor | None,
+    channels: int,
+    reach: int,
+    table: Tensor,
+    program: str,
+    sizes: Sequence[int],
+) -> Tensor:
     known = _PROGRAMS[program]
-    values, unit, size_column = images, known.unit, -1
+    batch = _Batch(table, table if places is None else places, channels)
+    source = _Source(images, known.unit, places is not None, reach >= FAR)
+    size_column = kernels.ALIKE if places is None else kernels.PLACED
     for number, part in enumerate(known.passes):
         last = number == len(known.passes) - 1
         height, width = sizes[2 * number : 2 * number + 2]
         if part.resample is not None:
             size_column = part.resample.column + View._fields.index("out_height")
         out = torch.empty(
-            (len(images), images.shape[1], height, width),
+            (len(table), channels, height, width),
             dtype=known.dtype if last else torch.float32,
             memory_format=known.memory_format if last else torch.contiguous_format,
             device=images.device,
         )
-        _carry_out(part, _Source(values, unit), table, out, size_column)
-        values, unit = out, 1.0
-    return values
+        _carry_out(part, source, batch, out, size_column)
+        source = _dense(out)
+    return source.images
+
+
+class _Batch(NamedTuple):
+    """What stays the same from pass to pass; `places` is any tensor if images are of one size."""
+
+    table: Tensor
+    places: Tensor
+    channels: int
 
 
 class _Source(NamedTuple):
+    """What a pass reads: (N, C, H, W), or `places` says where; far if 32 bits are too few."""
+
     images: Tensor
     unit: float
+    ragged: bool
+    far: bool
 
 
-def _carry_out(part: Pass, source: _Source, table: Tensor, out: Tensor, size_column: int) -> None:
+def _dense(images: Tensor) -> _Source:
+    """What a pass has made, as the next one's source."""
+    return _Source(images, 1.0, ragged=False, far=_reach(images) >= FAR)
+
+
+def _carry_out(part: Pass, source: _Source, batch: _Batch, out: Tensor, size_column: int) -> None:
     if not len(out):
         return
     if part.mean is None:
-        _launch(kernels.PLAIN, part, source, table, out, None, size_column)
+        _launch(kernels.PLAIN, part, source, batch, out, None, size_column)
         return
     raw = out
     if part.resample is not None:
         raw = torch.empty(out.shape, dtype=torch.float32, device=out.device)
     sums = torch.empty(len(out), _tiles(out), dtype=torch.float32, device=out.device)
-    _launch(kernels.SUM, part, source, table, raw, sums, size_column)
+    _launch(kernels.SUM, part, source, batch, raw, sums, size_column)
     mean = torch.empty(len(out), dtype=torch.float32, device=out.device)
     _launched(kernels.means)[(len(out),)](
-        sums, mean, table, table.stride(0), sums.shape[1], *out.shape[2:],
+        sums, mean, batch.places, batch.table, batch.table.stride(0), sums.shape[1],
+        *out.shape[2:],
         SIZE=size_column, BLOCK=MEANS_BLOCK,
     )  # fmt: skip
     if part.resample is not None:
-        part, source = Pass(part.places, None, part.ops), _Source(raw, 1.0)
-    _launch(kernels.APPLY, part, source, table, out, mean, size_column)
+        part, source = Pass(part.places, None, part.ops), _dense(raw)
+    _launch(kernels.APPLY, part, source, batch, out, mean, size_column)
 
 
 def _launch(  # noqa: PLR0913  # what the kernel needs
     step: int,
     part: Pass,
     source: _Source,
-    table: Tensor,
+    batch: _Batch,
     out: Tensor,
     sums: Tensor | None,
     size_column: int,
 ) -> None:
     images, resample = source.images, part.resample or Resample(-1)
-    channels = images.shape[1]
+    table, places, channels = batch
+    strides = (0, 0, 0, 0) if source.ragged else images.stride()
     together = channels if channels in (1, 3) else 1
     rows, columns = _tile(out)
     height, width = out.shape[2:]
@@ -136,12 +178,12 @@ def _launch(  # noqa: PLR0913  # what the kernel needs
     lowered = _lowered(part)
     constants = _constants(lowered.rows, channels, str(images.device))
     _launched(kernels.carry_out)[(tiles, len(out), channels // together)](
-        images, images, table, constants, out, table if sums is None else sums,
-        table.stride(0), *images.stride(), *out.stride(), height, width, tiles, channels,
+        images, places, table, constants, out, table if sums is None else sums,
+        table.stride(0), *strides, *out.stride(), height, width, tiles, channels,
         STEP=step,
         CHANNELS=together,
-        RAGGED=False,
-        WIDE=_reach(images) >= 1 << 31,
+        RAGGED=source.ragged,
+        WIDE=source.far,
         UNIT=source.unit,
         VIEW=resample.column,
         SIZE=size_column,

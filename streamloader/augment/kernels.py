@@ -14,10 +14,17 @@ import triton.language as tl
 from streamloader.augment.kernel_ops import SUM, SUM_, done, grey_of
 from streamloader.augment.kernel_views import offset, read, resampled, write
 
-__all__ = ["APPLY", "PLAIN", "SUM", "carry_out", "means"]
+__all__ = ["ALIKE", "APPLY", "PLACED", "PLAIN", "SUM", "carry_out", "means"]
 
 PLAIN, APPLY = 0, 2
 APPLY_ = tl.constexpr(APPLY)
+
+ALIKE, PLACED = -1, -2
+"""In place of the column of sizes: outputs are of one size, or of the sizes that `places` says."""
+
+PLACED_ = tl.constexpr(PLACED)
+_PLACE = tl.constexpr(6)
+"""Columns of `places`."""
 
 
 @triton.jit
@@ -62,7 +69,8 @@ def carry_out(
 
     Args:
         source: The images: (N, C, H, W) by its strides, or ragged.
-        places: Ragged: int64 (N, 4), of each image its offset and strides of c, y and x.
+        places: Ragged: int64 (N, 6), of each image its offset, its strides of c, y and x, its
+            height and width. Read where `RAGGED` or `SIZE` says so.
         table: float32 (N, columns).
         constants: float32 (rows, channels), which `VIEW`'s fill (row 0) and `OPS` are of.
         out: Written.
@@ -86,7 +94,7 @@ def carry_out(
         WIDE: Whether some image has 2**31 elements or more from its first to its last.
         UNIT: What is 1.0 in the source.
         VIEW: The view's first column; -1 for none.
-        SIZE: The column of the output's height, its width's next to it; -1 if all are alike.
+        SIZE: The column of the output's height, its width's next to it; or ALIKE, or PLACED.
         MODE: The interpolation.
         ANTIALIAS: Likewise.
         CLAMP: Likewise.
@@ -101,10 +109,7 @@ def carry_out(
     n = tl.program_id(1).to(tl.int64)
     c = tl.program_id(2)
     row = table + n * columns
-    high, wide = height, width
-    if SIZE >= 0:
-        high = tl.load(row + SIZE).to(tl.int32)
-        wide = tl.load(row + SIZE + 1).to(tl.int32)
+    high, wide = _size(places, row, n, height, width, SIZE)
     across = tl.cdiv(width, BLOCK_X)
     y = (tile // across) * BLOCK_Y + tl.arange(0, BLOCK_Y)
     x = (tile % across) * BLOCK_X + tl.arange(0, BLOCK_X)
@@ -113,10 +118,11 @@ def carry_out(
     image = source + n * stride_n
     step_c, step_y, step_x = stride_c, stride_y, stride_x
     if RAGGED:
-        image = source + tl.load(places + n * 4)
-        step_c = tl.load(places + n * 4 + 1)
-        step_y = tl.load(places + n * 4 + 2)
-        step_x = tl.load(places + n * 4 + 3)
+        place = places + n * _PLACE
+        image = source + tl.load(place)
+        step_c = tl.load(place + 1)
+        step_y = tl.load(place + 2)
+        step_x = tl.load(place + 3)
     image += c * step_c
     if VIEW >= 0:
         red, green, blue = resampled(
@@ -146,7 +152,7 @@ def carry_out(
 
 
 @triton.jit
-def means(sums, out, table, columns, tiles, height, width,
+def means(sums, out, places, table, columns, tiles, height, width,
           SIZE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """Each sample's mean grey, from the sums of its tiles, in their order."""
     n = tl.program_id(0).to(tl.int64)
@@ -154,8 +160,19 @@ def means(sums, out, table, columns, tiles, height, width,
     for start in range(0, tiles, BLOCK):
         at = start + tl.arange(0, BLOCK)
         total += tl.load(sums + n * tiles + at, mask=at < tiles, other=0.0)
-    high, wide = height, width
-    if SIZE >= 0:
-        high = tl.load(table + n * columns + SIZE).to(tl.int32)
-        wide = tl.load(table + n * columns + SIZE + 1).to(tl.int32)
-    tl.store(out + n, tl.sum(total) / (high.to(tl.float32) * wide.to(tl.float32)))
+    high, wide = _size(places, table + n * columns, n, height, width, SIZE)
+    high, wide = high.to(tl.float32), wide.to(tl.float32)
+    tl.store(out + n, tl.sum(total) / (high * wide))
+
+
+@triton.jit
+def _size(places, row, n, height, width, SIZE: tl.constexpr):
+    """A sample's output: its height and width."""
+    if SIZE == PLACED_:
+        high = tl.load(places + n * _PLACE + 4).to(tl.int32)
+        wide = tl.load(places + n * _PLACE + 5).to(tl.int32)
+        return high, wide
+    elif SIZE >= 0:
+        return tl.load(row + SIZE).to(tl.int32), tl.load(row + SIZE + 1).to(tl.int32)
+    else:
+        return height, width

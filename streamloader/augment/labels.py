@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from streamloader import tree
+from streamloader.augment.ragged import RaggedImages
 
 __all__ = ["check", "find", "getter", "shares"]
 
@@ -47,7 +48,7 @@ def find(batch: Any, where: Any, images: int) -> tuple[Tensor, int]:
         TypeError: There are none, or they are no tensor.
         ValueError: `where` leads nowhere, or to what is not in the batch.
     """
-    leaves = tree.leaves(batch)
+    leaves = tree.leaves(batch, RaggedImages)
     if isinstance(where, str) and where == "default":
         found = _guess(batch, leaves[images])
         if found is None:
@@ -88,7 +89,7 @@ def _guess(batch: Any, images: Any) -> Any:
     named = _by_name(batch)
     if named is not None or not isinstance(batch, (list, tuple)) or len(batch) < 2:
         return named
-    if any(leaf is images for leaf in tree.leaves(batch[0])):
+    if any(leaf is images for leaf in tree.leaves(batch[0], RaggedImages)):
         other = batch[1]
     else:
         other = batch[0] if len(batch) == 2 else None

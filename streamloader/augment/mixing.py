@@ -125,7 +125,7 @@ class Mix(Planned):
             TypeError: There are none, or their dtype cannot be mixed.
             ValueError: They have another shape.
         """
-        images, images_place = batches.images(batch)
+        images, images_place = batches.dense(batch)
         shown = tree.describe(images)
         if images.ndim != 4 or not images.numel():
             raise ValueError(f"images must be (N, C, H, W), with pixels, to be mixed, got {shown}")

@@ -57,10 +57,10 @@ def preview(
         ImportError: `path` is given, and Pillow is not installed.
         TypeError: There are no images, or they are of another dtype; an argument is of the wrong
             kind.
-        ValueError: Images have another shape, or no pixel; `count` or `columns` is below 1; `mean`
-            comes without `std`, or neither one number nor one per channel.
+        ValueError: Images have another shape, or several, or no pixel; `count` or `columns` is
+            below 1; `mean` comes without `std`, or neither one number nor one per channel.
     """
-    found, _ = batches.images(batch)
+    found, _ = batches.dense(batch)
     batches.layout(found)
     checks.dtype("the images' dtype", found.dtype)
     images = found if found.ndim == 4 else found[None]

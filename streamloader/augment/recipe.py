@@ -80,18 +80,22 @@ class Recipe(Planned):
 
     @override
     def run(self, batch: Any, table: Tensor) -> Any:
-        """Carries out a plan on a batch's images, its first tensor of three or more dimensions.
+        """Carries out a plan on a batch's images.
+
+        They are its first `RaggedImages` or tensor of three or more dimensions.
 
         The same table gives the same images.
 
         Args:
-            batch: (N, C, H, W), uint8 or floating point with values in 0 to 1, or a container that
-                holds such a tensor; whatever else is in it passes. (C, H, W) is one image, as in
-                torchvision, so grey images without a channel, (N, H, W), need `images[:, None]`.
+            batch: (N, C, H, W), uint8 or floating point with values in 0 to 1, `RaggedImages`, or
+                a container that holds such a thing; whatever else is in it passes. (C, H, W) is
+                one image, as in torchvision, so grey images without a channel, (N, H, W), need
+                `images[:, None]`.
             table: Of a batch with images of the same sizes, on their device.
 
         Returns:
-            The batch, a new container, with other images; the given ones are not written to.
+            The batch, a new container, with other images, always a tensor of them; the given ones
+            are not written to.
 
         Raises:
             ValueError: The table is another recipe's, or another batch size's.

@@ -5,8 +5,8 @@ Clear rather than fast. What an executor makes of a program and a table is right
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from streamloader.augment.program import (
     Resample,
     Scale,
 )
+from streamloader.augment.ragged import Images
 from streamloader.augment.taps import taps
 from streamloader.augment.view import View
 
@@ -34,26 +35,27 @@ Row: TypeAlias = Sequence[float]
 
 
 def run(
-    program: Program, images: Tensor, table: Tensor, compute: torch.dtype = torch.float32
+    program: Program, images: Images, table: Tensor, compute: torch.dtype = torch.float32
 ) -> Tensor:
     """The images that come out.
 
     Args:
         program: What is done.
-        images: (N, C, H, W), or (C, H, W) for one image without a batch; of the dtype that the
-            program is for. Not written to.
+        images: (N, C, H, W), (C, H, W) for one image without a batch, or ragged; of the dtype that
+            the program is for. Not written to.
         table: float32, (N, columns), on any device: what was decided.
         compute: What is computed in, for those who want to know how much float32 loses.
 
     Returns:
         (N, C, H', W') or (C, H', W'), in the program's dtype and memory format.
     """
-    batch = images if images.ndim == 4 else images[None]
+    alone = isinstance(images, Tensor) and images.ndim == 3
+    batch: Iterable[Any] = [images] if alone else images
     rows = table.tolist()
-    samples = [sample(program, batch[n], row, compute) for n, row in enumerate(rows)]
+    samples = [sample(program, *one, compute) for one in zip(batch, rows, strict=True)]
     out = convert(torch.stack(samples), program.dtype)
     out = out.contiguous(memory_format=program.memory_format)
-    return out if images.ndim == 4 else out[0]
+    return out[0] if alone else out
 
 
 def sample(program: Program, image: Tensor, row: Row, compute: torch.dtype) -> Tensor:

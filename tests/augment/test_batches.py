@@ -14,6 +14,7 @@ def test_the_first_of_three_or_more_dimensions() -> None:
     images, masks = floats(2, 3, 4, 4), floats(2, 1, 4, 4)
     found, place = batches.images({"label": torch.arange(2), "image": images, "mask": masks})
 
+    assert isinstance(found, torch.Tensor)
     assert torch.equal(found, images)
     assert place == 1
 

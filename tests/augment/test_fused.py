@@ -11,6 +11,7 @@ from torch import Tensor
 
 from streamloader import augment
 from streamloader.augment import batches, fused, reference
+from streamloader.augment.ragged import Images, RaggedImages
 from streamloader.augment.recipe import Recipe
 from streamloader.context import Context
 
@@ -29,7 +30,7 @@ def images(channels: int = 3, dtype: torch.dtype = torch.uint8, size: Any = (19,
     return torch.rand(2, channels, *size, generator=made).to(dtype)
 
 
-def both(recipe: Recipe, batch: Tensor, number: int = 0) -> tuple[Tensor, Tensor]:
+def both(recipe: Recipe, batch: Images, number: int = 0) -> tuple[Tensor, Tensor]:
     """What Triton and what the definition make of it."""
     layout, program = batches.layout(batch), recipe.program(batch.dtype)
     table = recipe.plan(layout, Context(3, 0, number, 0))
@@ -39,7 +40,7 @@ def both(recipe: Recipe, batch: Tensor, number: int = 0) -> tuple[Tensor, Tensor
     return got, wanted
 
 
-def assert_close(recipe: Recipe, batch: Tensor, atol: float = 4e-6) -> None:
+def assert_close(recipe: Recipe, batch: Images, atol: float = 4e-6) -> None:
     got, wanted = both(recipe, batch)
     if got.dtype == torch.uint8:
         apart = (got.int() - wanted.int()).abs()
@@ -97,6 +98,58 @@ def test_it_is_written_once_as_it_should_come_out(
     torch.testing.assert_close(got, wanted, rtol=1e-2, atol=1)
 
 
+def ragged(channels: int = 3, dtype: torch.dtype = torch.uint8, *sizes: Any) -> RaggedImages:
+    """Images of different sizes, one of them pixel after pixel."""
+    made = [images(channels, dtype, size)[0] for size in sizes or ((19, 25), (31, 8), (3, 14))]
+    made[0] = made[0].permute(1, 2, 0).contiguous().permute(2, 0, 1)
+    return RaggedImages.pack(made)
+
+
+RAGGED = {
+    name: transforms
+    for name, transforms in RECIPES.items()
+    if name not in ("only flips", "only jitter", "jitter without contrast", "only grey", "noise")
+} | {
+    "jitter, then a crop": [JITTER, CROP],
+    "jitter twice, then a crop": [JITTER, FLIP, JITTER, CROP],
+    "flips, then a crop": [FLIP, augment.RandomGrayscale(0.5), augment.RandomCrop(9, padding=5)],
+    "noise, then a crop": [FLOATS, augment.RandomErasing(1.0, value="random"), CROP],
+}
+RAGGED["a padded crop"] = [augment.RandomCrop(20, 6, pad_if_needed=True, fill=3), FLIP]
+
+
+@pytest.mark.parametrize("transforms", RAGGED.values(), ids=RAGGED)
+@pytest.mark.parametrize(
+    "dtype", [torch.uint8, pytest.param(torch.float32, marks=pytest.mark.slow)]
+)
+def test_images_of_different_sizes(transforms: Sequence[Recipe], dtype: torch.dtype) -> None:
+    assert_close(augment.Compose(transforms), ragged(3, dtype))
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+def test_images_of_different_sizes_have_any_channels(channels: int) -> None:
+    recipe = augment.Compose([FLIP, augment.RandomErasing(1.0), CROP])
+    assert_close(recipe, ragged(channels, torch.float32))
+
+
+def test_images_packed_together_may_be_of_one_size_and_never_resampled() -> None:
+    assert_close(JITTER, ragged(3, torch.uint8, (9, 7), (9, 7)))
+
+
+def test_packed_or_not_the_bits_are_the_same() -> None:
+    recipe, batch = augment.Compose(RECIPES["with jitter"]), images()
+    together, _ = both(recipe, RaggedImages.pack(list(batch)))
+    apart, _ = both(recipe, batch)
+    assert torch.equal(together, apart)
+
+
+def test_images_that_take_more_than_32_bits_to_get_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fused, "FAR", 1)
+    assert_close(augment.Compose([CROP, JITTER]), ragged())
+
+
 def test_one_image_without_a_batch() -> None:
     got, wanted = both(augment.Compose([CROP, NORMALIZE]), images()[0])
     assert got.ndim == 3
@@ -133,6 +186,23 @@ def test_tiles_that_do_not_fit_the_image(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(fused, "MEANS_BLOCK", 4)
     for name in ("with jitter", "several passes", "a padded crop"):
         assert_close(augment.Compose(RECIPES[name]), images())
+
+
+@pytest.mark.slow
+@settings(max_examples=8)
+@given(st.data())
+def test_any_sizes(data: Any) -> None:
+    edge = st.integers(1, 14)
+    sizes = data.draw(st.lists(st.tuples(edge, edge), min_size=1, max_size=4))
+    size = data.draw(st.tuples(edge, edge))
+    chains: list[list[Recipe]] = [
+        [augment.RandomResizedCrop(size, scale=(0.01, 1.0)), FLIP],
+        [augment.Resize(data.draw(edge)), augment.CenterCrop(size)],
+        [augment.ColorJitter(0.5, 0.5), augment.Resize(size)],
+        [FLIP, augment.RandomCrop(size, pad_if_needed=True)],
+    ]
+    recipe = augment.Compose(data.draw(st.sampled_from(chains)))
+    assert_close(recipe, ragged(1, torch.float32, *sizes))
 
 
 @pytest.mark.slow

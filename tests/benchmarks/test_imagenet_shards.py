@@ -1,6 +1,7 @@
 import dataclasses
 import itertools
 import json
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from benchmarks import imagenet_shards
 from benchmarks._options import Machine
 from benchmarks._timing import Span
 from tests.benchmarks.test_report import OPTIONS
+from tests.benchmarks.test_shards import _write as write_shard
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +42,27 @@ def test_a_run_on_the_cpu_measures_all_and_says_what_it_cannot(
     assert all(block["images"] == 12 for block in found["blocks"])
     assert {name: len(times) for name, times in found["step_ms"].items()}["stream"] == 2
     assert picture.stat().st_size > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("augment", ["gpu", "gpu-jitter", "gpu-cut"])
+def test_the_device_augments(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], augment: str
+) -> None:
+    data, settings = tmp_path / "run.json", "--device cpu --model small --batch-size 4 --workers 1"
+    arguments = [*settings.split(), "--blocks", "2", "--augment", augment, "--json", str(data)]
+    arguments += ["--loaders", "plain,pinned,stream,timm,alone", "--block-seconds", "0.1"]
+    if augment != "gpu-jitter":
+        write_shard(tmp_path / "0.tar")
+        arguments += ["--source", "shards", "--shards", str(tmp_path)]
+    imagenet_shards.main(arguments)
+    out = capsys.readouterr().out
+    assert f", --augment {augment}, workers: 1" in out
+    assert re.search(r"\ntimm +it normalises by itself, and takes images of one size", out)
+    assert re.search(r"1 worker gives [\d,]+ img/s alone \([\d,]+ each\)", out)
+    found = json.loads(data.read_text(encoding="utf-8"))
+    loaders = [row["loader"] for row in found["rows"]]
+    assert loaders == ["plain", "pinned", "stream", "alone", "ceiling"]
 
 
 @pytest.mark.slow

@@ -105,6 +105,7 @@ def test_peers_and_the_workers_alone_are_measured_on_shards() -> None:
         ("--source shards", r"^--source shards needs --shards DIR, .*scripts/make_shards.py"),
         ("--shards there", r"^--shards needs --source shards, got memory$"),
         ("--source shards --shards there --late 2", r"^--late needs --source memory, got shards$"),
+        ("--augment gpu-cut", r"^--augment gpu-cut needs --source shards, got memory$"),
         ("--block-seconds 0", r"^--block-seconds must be above 0, got 0$"),
     ],
 )

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks._feeds import Setup
 from benchmarks._models import Normalize
-from benchmarks._peers import PEERS, absent, timm, torchtnt
+from benchmarks._peers import PEERS, absent, timm, torchtnt, unfit
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -52,6 +52,14 @@ def test_what_is_no_peer_is_always_there() -> None:
 def test_an_installed_peer_is_there() -> None:
     assert absent("timm", CPU) is None
     assert absent("torchtnt", CUDA) is None
+
+
+def test_a_loader_that_normalises_has_no_place_for_a_recipe() -> None:
+    assert unfit("timm", "cpu") is None
+    assert unfit("timm", "gpu") == (
+        "it normalises by itself, and takes images of one size: no recipe before that"
+    )
+    assert unfit("torchtnt", "gpu-cut") is None
 
 
 @pytest.mark.usefixtures("_installed")

@@ -10,6 +10,7 @@ from PIL import Image
 
 from benchmarks._shards import endless, from_shards
 from benchmarks._sources import Request
+from streamloader.augment import RaggedImages
 from tests.archives import write
 
 REQUEST = Request(
@@ -68,6 +69,19 @@ def test_batches_come_from_shards(tmp_path: Path) -> None:
     images, labels = next(itertools.islice(endless(source(pin_memory=False)), 9, None))
     assert (images.dtype, tuple(images.shape)) == (torch.uint8, (4, 3, 8, 8))
     assert labels.tolist() == [7] * 4
+
+
+@pytest.mark.parametrize("augment", ["gpu", "gpu-cut"])
+def test_where_the_device_augments_images_are_of_their_own_sizes(
+    tmp_path: Path, augment: str
+) -> None:
+    pytest.importorskip("streamloader.shards", exc_type=ImportError)
+    _write(tmp_path / "0.tar")
+    request = dataclasses.replace(REQUEST, shards=str(tmp_path), workers=1, augment=augment)
+    images, labels = next(iter(from_shards(request)(pin_memory=False)))
+    assert isinstance(images, RaggedImages)
+    assert labels.tolist() == [7] * 4
+    assert (images.layout.size == (16, 16)) == (augment == "gpu")
 
 
 def _write(path: Path) -> None:

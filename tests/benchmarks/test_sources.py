@@ -1,4 +1,6 @@
+import dataclasses
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +29,12 @@ def test_images_depend_on_the_seed_alone_and_go_round() -> None:
     assert not torch.equal(first[3][0], other[3][0])
     assert torch.equal(first[3][0], first[11][0])
     assert first[3][1] == first[11][1]
+
+
+def test_images_are_larger_where_the_device_crops_them() -> None:
+    request = dataclasses.replace(REQUEST, image_size=224, batch_size=1, augment="gpu")
+    dataset: Any = memory(request)(pin_memory=False).dataset
+    assert dataset[0][0].shape == (3, 256, 256)
 
 
 @pytest.mark.slow

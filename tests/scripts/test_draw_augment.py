@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 # Nothing to see: of what values mean, not of pixels. And what is no transform of its own.
 NOT_DRAWN = {"Compose", "Layout", "Normalize", "RandomChoice", "ToDtype", "preview"}
+NOT_DRAWN |= {"RaggedImages", "collate"}
 
 
 @pytest.fixture(scope="module")
