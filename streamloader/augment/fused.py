@@ -36,6 +36,9 @@ __all__ = ["run"]
 TILE = (32, 32)
 """Rows and columns of an output that one program of the grid computes."""
 
+WARPS = 4
+"""Of 32 threads each, which share that work."""
+
 MEANS_BLOCK = 1024
 """Sums of tiles that are added at a time."""
 
@@ -154,6 +157,7 @@ def _launch(  # noqa: PLR0913  # what the kernel needs
         LEVELS=out.dtype == torch.uint8,
         BLOCK_Y=rows,
         BLOCK_X=columns,
+        num_warps=WARPS,
     )  # fmt: skip
 
 
