@@ -221,7 +221,7 @@ def _op(op: Op, rows: list[tuple[float, ...]]) -> tuple[Any, ...]:
         case Grayscale():
             return (kernel_ops.GRAYSCALE, op.column)
         case Normalize():
-            rows += [op.mean, op.std]
+            rows += [op.mean, tuple(1 / value for value in op.std)]
             return (kernel_ops.NORMALIZE, at)
         case Scale():
             return (kernel_ops.SCALE, op.factor)
