@@ -33,7 +33,7 @@ from streamloader.augment.view import View
 
 __all__ = ["run"]
 
-TILE = (32, 32)
+TILE = (16, 32)
 """Rows and columns of an output that one program of the grid computes."""
 
 WARPS = 4

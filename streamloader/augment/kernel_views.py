@@ -1,7 +1,10 @@
 """Triton: pixels in, weighed as `taps.py` says, and out.
 
-Where pixels lie is computed in whole numbers, so a weight is exact to float32's last bit however
+Where pixels lie is computed in whole numbers, so a weight is exact to float32's last bits however
 large the image: with `old` pixels becoming `new`, all is in units of 1 / (2 new) of an old pixel.
+
+The innermost loop is what takes the time, some ten times a pixel and channel: of it a load, a
+multiplication with addition, one instruction that makes a float of a byte, and two of address.
 """
 
 from __future__ import annotations
