@@ -130,9 +130,9 @@ def carry_out(
         red, green = red.to(tl.float32) / UNIT, green.to(tl.float32) / UNIT
         blue = blue.to(tl.float32) / UNIT
 
-    here = out + n * out_n + c * out_c + y[:, None] * out_y + x[None, :] * out_x
+    written, here = out + n * out_n + c * out_c, y[:, None] * out_y + x[None, :] * out_x
     if STEP == SUM_ and STORE:
-        write(here, red, green, blue, inside, out_c, CHANNELS, False)
+        write(written, here, red, green, blue, inside, out_c, CHANNELS, False)
     mean = 0.0
     if STEP == APPLY_:
         mean = tl.load(sums + n)
@@ -144,7 +144,7 @@ def carry_out(
         grey = tl.where(inside, grey_of(red, green, blue, CHANNELS), 0.0)
         tl.store(sums + n * tiles + tile, tl.sum(grey))
     else:
-        write(here, red, green, blue, inside, out_c, CHANNELS, LEVELS)
+        write(written, here, red, green, blue, inside, out_c, CHANNELS, LEVELS)
 
 
 @triton.jit
