@@ -18,7 +18,7 @@ import torch
 
 from streamloader import StreamLoader, on
 
-__all__ = ["CONTESTANTS", "Contestant", "Transform", "missing"]
+__all__ = ["CONTESTANTS", "Contestant", "Transform", "absent", "missing"]
 
 Transform: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 Wrap: TypeAlias = Callable[
@@ -63,7 +63,7 @@ def missing(contestant: Contestant, device: torch.device) -> str | None:
     """Why `contestant` cannot run here; None if it can."""
     if device.type != "cuda" and not contestant.anywhere:
         return "needs a CUDA device"
-    reasons = (_absent(module, package) for module, package in contestant.packages.items())
+    reasons = (absent(module, package) for module, package in contestant.packages.items())
     return next((reason for reason in reasons if reason), None)
 
 
@@ -71,7 +71,8 @@ _PROVIDERS = {"pkg_resources": '"setuptools<82"', "yaml": "pyyaml"}
 """What to install for modules of other names, which a peer needs without saying so."""
 
 
-def _absent(module: str, package: str) -> str | None:
+def absent(module: str, package: str) -> str | None:
+    """Why a module cannot be imported, and what to install; None if it can."""
     try:
         importlib.import_module(module)
     except ModuleNotFoundError as error:

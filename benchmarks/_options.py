@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from benchmarks._augment import AUGMENT
 from benchmarks._loaders import RECIPES
 from benchmarks._models import IMAGE_SIZES, STEPS
+from benchmarks._recipes import AUGMENT
 from benchmarks._shards import SOURCES
 
 __all__ = [
@@ -59,7 +59,7 @@ class Options:
     Attributes:
         source: A key of `_shards.SOURCES`.
         shards: Where they are: a folder, an `index.json` or a pattern; None for other sources.
-        augment: Who augments: one of `_augment.AUGMENT`.
+        augment: Who augments: one of `_recipes.AUGMENT`.
         loaders: Keys of `_loaders.RECIPES`, the ceiling always among them.
         model: A key of `_models.IMAGE_SIZES`.
         step: One of `_models.STEPS`.

@@ -20,7 +20,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from benchmarks._augment import DELIVER
+from benchmarks._recipes import DELIVER
 from benchmarks._sources import Request, Source, memory
 
 __all__ = ["EPOCH_IMAGES", "SOURCES", "endless", "from_shards"]

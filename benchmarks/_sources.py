@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 from typing_extensions import override
 
-from benchmarks._augment import source_size
+from benchmarks._recipes import source_size
 
 __all__ = [
     "Endless",
@@ -44,7 +44,7 @@ class Request:
         late_seconds: By how much.
         seed: Of the images.
         shards: Where they are; None if they do not come from shards.
-        augment: Who augments: one of `_augment.AUGMENT`.
+        augment: Who augments: one of `_recipes.AUGMENT`.
     """
 
     batch_size: int

@@ -15,7 +15,7 @@ the intervals mean.
     _options.py            the command line         _timing.py    blocks: their order, one of them
     _sources.py            batches from memory      _freeze.py    workers rest between blocks
     _shards.py             batches from shards      _summary.py   medians and intervals
-    _augment.py            who augments, and how    _report.py    what one run says
+    _recipes.py            who augments, and how    _report.py    what one run says
     _models.py             models and the step
     _feeds.py, _loaders.py, _peers.py: the loaders  _sweep.py     what several say
                                                     _plot.py      pictures of both
@@ -35,7 +35,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks import _augment, _freeze, _models, _report, _summary, _sweep, _timing
+from benchmarks import _freeze, _models, _recipes, _report, _summary, _sweep, _timing
 from benchmarks._feeds import Feed, Pair, Setup
 from benchmarks._loaders import RECIPES
 from benchmarks._options import CEILING, Options, describe, machine, parse
@@ -137,7 +137,7 @@ def prepare(options: Options) -> Bench:
     """The warm step, and how long it takes."""
     device = _device(options)
     dtype = torch.bfloat16 if options.overlaps else torch.float32
-    transform = _augment.transform(options.augment, options.image_size, device, dtype)
+    transform = _recipes.transform(options.augment, options.image_size, device, dtype)
     resident = _resident(options, device, transform)
     synchronize = torch.accelerator.synchronize if options.overlaps else _nothing
     pace = FAST if options.overlaps else SLOW

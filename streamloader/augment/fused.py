@@ -34,11 +34,14 @@ from streamloader.augment.view import View
 
 __all__ = ["run"]
 
-TILE = (32, 32)
+TILE = (16, 32)
 """Rows and columns of an output that one program of the grid computes."""
 
 FAR = 1 << 31
 """Elements from an image's first to its last from which on 32 bits are too few."""
+
+WARPS = 4
+"""Of 32 threads each, which share that work."""
 
 MEANS_BLOCK = 1024
 """Sums of tiles that are added at a time."""
@@ -196,6 +199,7 @@ def _launch(  # noqa: PLR0913  # what the kernel needs
         LEVELS=out.dtype == torch.uint8,
         BLOCK_Y=rows,
         BLOCK_X=columns,
+        num_warps=WARPS,
     )  # fmt: skip
 
 
@@ -259,7 +263,7 @@ def _op(op: Op, rows: list[tuple[float, ...]]) -> tuple[Any, ...]:
         case Grayscale():
             return (kernel_ops.GRAYSCALE, op.column)
         case Normalize():
-            rows += [op.mean, op.std]
+            rows += [op.mean, tuple(1 / value for value in op.std)]
             return (kernel_ops.NORMALIZE, at)
         case Scale():
             return (kernel_ops.SCALE, op.factor)

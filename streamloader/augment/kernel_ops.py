@@ -39,10 +39,10 @@ def done(
                     blue = tl.where(grey, luma, blue)
             elif OPS[at][0] == _NORMALIZE:
                 mine = constants + OPS[at][1] * channels
-                red = (red - tl.load(mine)) / tl.load(mine + channels)
+                red = (red - tl.load(mine)) * tl.load(mine + channels)
                 if CHANNELS == 3:
-                    green = (green - tl.load(mine + 1)) / tl.load(mine + channels + 1)
-                    blue = (blue - tl.load(mine + 2)) / tl.load(mine + channels + 2)
+                    green = (green - tl.load(mine + 1)) * tl.load(mine + channels + 1)
+                    blue = (blue - tl.load(mine + 2)) * tl.load(mine + channels + 2)
             elif OPS[at][0] == _SCALE:
                 red, green, blue = red * OPS[at][1], green * OPS[at][1], blue * OPS[at][1]
             elif OPS[at][0] == _ERASE:

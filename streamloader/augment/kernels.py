@@ -130,13 +130,15 @@ def carry_out(
             CHANNELS, MODE, ANTIALIAS, CLAMP, UNIT, WIDE,
         )  # fmt: skip
     else:
-        at = image + offset(y, step_y, WIDE)[:, None] + offset(x, step_x, WIDE)[None, :]
-        red, green, blue = read(at, step_c, inside, CHANNELS)
-        red, green, blue = red / UNIT, green / UNIT, blue / UNIT
+        seen_y, seen_x = tl.minimum(y, high - 1), tl.minimum(x, wide - 1)
+        at = offset(seen_y, step_y, WIDE)[:, None] + offset(seen_x, step_x, WIDE)[None, :]
+        red, green, blue = read(image, step_c, at, CHANNELS)
+        red, green = red.to(tl.float32) / UNIT, green.to(tl.float32) / UNIT
+        blue = blue.to(tl.float32) / UNIT
 
-    here = out + n * out_n + c * out_c + y[:, None] * out_y + x[None, :] * out_x
+    written, here = out + n * out_n + c * out_c, y[:, None] * out_y + x[None, :] * out_x
     if STEP == SUM_ and STORE:
-        write(here, red, green, blue, inside, out_c, CHANNELS, False)
+        write(written, here, red, green, blue, inside, out_c, CHANNELS, False)
     mean = 0.0
     if STEP == APPLY_:
         mean = tl.load(sums + n)
@@ -148,7 +150,7 @@ def carry_out(
         grey = tl.where(inside, grey_of(red, green, blue, CHANNELS), 0.0)
         tl.store(sums + n * tiles + tile, tl.sum(grey))
     else:
-        write(here, red, green, blue, inside, out_c, CHANNELS, LEVELS)
+        write(written, here, red, green, blue, inside, out_c, CHANNELS, LEVELS)
 
 
 @triton.jit

@@ -84,7 +84,7 @@ class Recipe(Planned):
 
         They are its first `RaggedImages` or tensor of three or more dimensions.
 
-        The same table gives the same images.
+        The same table gives the same images. `torch.compile` leaves it as it is: a graph break.
 
         Args:
             batch: (N, C, H, W), uint8 or floating point with values in 0 to 1, `RaggedImages`, or
@@ -100,16 +100,28 @@ class Recipe(Planned):
         Raises:
             ValueError: The table is another recipe's, or another batch size's.
         """
-        images, found = batches.images(batch)
-        layout, program = batches.layout(images), self.program(images.dtype)
-        shape = (layout.count, len(program.columns))
-        if tuple(table.shape) != shape:
-            raise ValueError(
-                f"table must have the shape {shape}, a row for each of the images and a column for "
-                f"each name in columns, got {tuple(table.shape)}"
-            )
-        out = execute.run(program, images, table, self.layouts(layout))
-        return batches.replaced(batch, found, out)
+        # Its host part is NumPy, which would be traced, for nothing.
+        untraced = torch.compiler.is_dynamo_compiling()
+        run = torch.compiler.disable(_run) if untraced else _run
+        return run(self, batch, table)
+
+
+def _run(recipe: Recipe, batch: Any, table: Tensor) -> Any:
+    """`Recipe.run`.
+
+    Raises:
+        ValueError: The table is another recipe's, or another batch size's.
+    """
+    images, found = batches.images(batch)
+    layout, program = batches.layout(images), recipe.program(images.dtype)
+    shape = (layout.count, len(program.columns))
+    if tuple(table.shape) != shape:
+        raise ValueError(
+            f"table must have the shape {shape}, a row for each of the images and a column for "
+            f"each name in columns, got {tuple(table.shape)}"
+        )
+    out = execute.run(program, images, table, recipe.layouts(layout))
+    return batches.replaced(batch, found, out)
 
 
 class Alone(Recipe):

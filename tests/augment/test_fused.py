@@ -45,7 +45,7 @@ def assert_close(recipe: Recipe, batch: Images, atol: float = 4e-6) -> None:
     if got.dtype == torch.uint8:
         apart = (got.int() - wanted.int()).abs()
         assert apart.max() <= 1  # a half may be rounded either way
-        assert apart.float().mean() < 5e-3
+        assert apart.float().mean() < 1e-2  # there are many: of 20 pixels made 30, say
     else:
         torch.testing.assert_close(got, wanted, rtol=1e-6, atol=atol)
 
@@ -161,6 +161,14 @@ def test_images_may_lie_in_memory_in_any_way() -> None:
     assert_close(augment.Compose([CROP, FLIP]), batch)
     assert_close(augment.Compose([CROP, JITTER]), batch[:, :, ::2, 3:].flip(0))
     assert_close(augment.Compose([CROP]), batch[:1].expand(2, -1, -1, -1))
+
+
+@pytest.mark.parametrize("size", [(1, 8000), (8000, 2), (1, 1)])
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_lines_whose_places_do_not_fit_32_bits(size: tuple[int, int], mode: str) -> None:
+    """A shorter edge of 1 made 256, and so a longer one of two million, of which 8 are seen."""
+    resized = augment.Compose([augment.Resize(256, mode), augment.CenterCrop(8), FLOATS])
+    assert_close(resized, images(size=size))
 
 
 def test_an_image_that_takes_more_than_32_bits_to_get_through() -> None:

@@ -118,3 +118,21 @@ def test_gradients_pass_through() -> None:
 
     assert images.grad is not None
     assert images.grad.sum() == pytest.approx(2 * 3 * 36, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_what_is_compiled_has_it_as_a_break_and_nothing_of_it_traced() -> None:
+    images = bytes_(4, 3, 9, 9)
+    table, graphs = planned(RECIPE, images), list[torch.fx.GraphModule]()
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    def step(images: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = RECIPE.run(images.flip(0), table)
+        return out // 2
+
+    assert torch.equal(torch.compile(step, backend=backend)(images), step(images))
+    called = [node.target for graph in graphs for node in graph.graph.nodes if "call" in node.op]
+    assert len(called) == 2  # the flip, the division
