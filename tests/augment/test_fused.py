@@ -73,11 +73,14 @@ RECIPES: dict[str, Sequence[Recipe]] = {
 
 
 @pytest.mark.parametrize("transforms", RECIPES.values(), ids=RECIPES)
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+@pytest.mark.parametrize(
+    "dtype", [torch.uint8, pytest.param(torch.float32, marks=pytest.mark.slow)]
+)
 def test_it_is_what_the_definition_says(transforms: Sequence[Recipe], dtype: torch.dtype) -> None:
     assert_close(augment.Compose(transforms), images(dtype=dtype))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channels", [1, 2, 5])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float64, torch.float16])
 def test_any_channels_and_dtypes(channels: int, dtype: torch.dtype) -> None:
@@ -87,6 +90,7 @@ def test_any_channels_and_dtypes(channels: int, dtype: torch.dtype) -> None:
     assert_close(recipe, images(channels, dtype), atol=1e-3 if dtype == torch.float16 else 4e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.uint8])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_it_is_written_once_as_it_should_come_out(
@@ -118,14 +122,14 @@ RAGGED = {
 RAGGED["a padded crop"] = [augment.RandomCrop(20, 6, pad_if_needed=True, fill=3), FLIP]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transforms", RAGGED.values(), ids=RAGGED)
-@pytest.mark.parametrize(
-    "dtype", [torch.uint8, pytest.param(torch.float32, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 def test_images_of_different_sizes(transforms: Sequence[Recipe], dtype: torch.dtype) -> None:
     assert_close(augment.Compose(transforms), ragged(3, dtype))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channels", [1, 2])
 def test_images_of_different_sizes_have_any_channels(channels: int) -> None:
     recipe = augment.Compose([FLIP, augment.RandomErasing(1.0), CROP])
@@ -136,6 +140,7 @@ def test_images_packed_together_may_be_of_one_size_and_never_resampled() -> None
     assert_close(JITTER, ragged(3, torch.uint8, (9, 7), (9, 7)))
 
 
+@pytest.mark.slow
 def test_packed_or_not_the_bits_are_the_same() -> None:
     recipe, batch = augment.Compose(RECIPES["with jitter"]), images()
     together, _ = both(recipe, RaggedImages.pack(list(batch)))
@@ -156,6 +161,7 @@ def test_one_image_without_a_batch() -> None:
     torch.testing.assert_close(got, wanted, rtol=1e-6, atol=4e-6)
 
 
+@pytest.mark.slow
 def test_images_may_lie_in_memory_in_any_way() -> None:
     batch = images().to(memory_format=torch.channels_last)
     assert_close(augment.Compose([CROP, FLIP]), batch)
@@ -163,6 +169,7 @@ def test_images_may_lie_in_memory_in_any_way() -> None:
     assert_close(augment.Compose([CROP]), batch[:1].expand(2, -1, -1, -1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(1, 8000), (8000, 2), (1, 1)])
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
 def test_lines_whose_places_do_not_fit_32_bits(size: tuple[int, int], mode: str) -> None:
