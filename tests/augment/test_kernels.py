@@ -44,8 +44,7 @@ def compiled(**constants: int) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("view", [0, -1])
-@pytest.mark.parametrize("stride_x", [1, 16])
+@pytest.mark.parametrize(("view", "stride_x"), [(0, 16), (-1, 1)])
 def test_threads_take_neighbours_in_a_row_and_each_its_own_value(view: int, stride_x: int) -> None:
     made = compiled(step=0, view=view, stride_x=stride_x)
     layouts = dict(re.findall(r"^(#\w+) = (#ttg\.blocked.*)$", made, re.MULTILINE))
@@ -53,8 +52,6 @@ def test_threads_take_neighbours_in_a_row_and_each_its_own_value(view: int, stri
     assert [kind for kind, _ in used] == ["load"] * 3 + ["store"] * 3
     for _, layout in used:
         assert "sizePerThread = [1, 1], threadsPerWarp = [1, 32]" in layouts[layout]
-    assert (
-        len(re.findall(r"ld\.global\.b8 ", made))
-        == 3 * len(re.findall(r"st\.global\.b16 ", made)) // 3
-    )
+    loads, stores = re.findall(r"ld\.global\.b8 ", made), re.findall(r"st\.global\.b16 ", made)
+    assert len(loads) == len(stores) > 0
     assert "global.v" not in made
