@@ -108,6 +108,7 @@ def test_b01_40_epochs_have_the_streams_and_the_slabs_of_one() -> None:
 # -- B02: however far Python runs ahead ----------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [1, 2, 4])
 def test_b02_200_steps_that_are_only_launched_keep_to_the_bound(depth: int) -> None:
     """`peak` counts as an allocator does: memory is free once all that read it have come so far."""

@@ -411,6 +411,7 @@ def test_after_the_end_next_keeps_raising_stop_iteration(depth: int, make_device
     assert source.calls == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", SWEPT)
 @pytest.mark.parametrize("make_device", devices())
 def test_c05_whole_passes_leave_nothing_behind(depth: int, make_device: Any) -> None:
@@ -639,6 +640,7 @@ def test_c06_close_from_another_thread_ends_a_blocked_next(make_device: Any) -> 
     assert ids(loader) == list(range(9))
 
 
+@pytest.mark.slow
 def test_c06_nothing_is_pulled_ahead_before_close_can_find_the_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -773,6 +773,7 @@ class Numpys(Dataset[float]):
         return float(np.random.rand())  # what people write
 
 
+@pytest.mark.slow
 def test_k02_workers_draw_what_they_draw_in_the_plain_loader(device: Any) -> None:
     inner: DataLoader[Any] = DataLoader(Numpys(), batch_size=2, num_workers=2)
 

@@ -225,7 +225,7 @@ def test_a_later_transform_plans_when_its_input_is_known() -> None:
     assert second.shapes == [(4, 3)]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("make_device", [lambda: "cpu", FakeDevice, CheckedDevice])
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_planned_batches_are_the_same_whatever_the_depth_and_the_workers(

@@ -153,6 +153,7 @@ def test_lambda_is_distributed_as_beta(alpha: float) -> None:
     assert distance(mine, wrong) > 0.75 * CRITICAL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [0.2, 1.0])
 def test_boxes_are_distributed_as_torchvisions(alpha: float) -> None:
     mine = planned(augment.CutMix(alpha=alpha, num_classes=5), COUNT)

@@ -22,6 +22,7 @@ def test_all_lines_of_the_table_are_of_one_width() -> None:
     assert len({len(line) for line in table([example(0.4, 0.2, 0.5)])}) == 1
 
 
+@pytest.mark.slow
 def test_it_tells_batches_that_were_launched_from_those_that_are_launched_now() -> None:
     found = case("tiny", 1, None, rounds=20, device="cpu")
     assert found.rounds > 1

@@ -30,6 +30,7 @@ def test_every_transform_that_one_can_see_is_drawn() -> None:
     assert titles | {"MixUp", "CutMix"} == set(augment.__all__) - NOT_DRAWN
 
 
+@pytest.mark.slow
 def test_the_files_are_small(folder: Path) -> None:
     sizes = [path.stat().st_size for path in folder.iterdir()]
     assert max(sizes) < 60_000
