@@ -141,8 +141,6 @@ def _dense(images: Tensor) -> _Source:
 
 
 def _carry_out(part: Pass, source: _Source, batch: _Batch, out: Tensor, size_column: int) -> None:
-    if not len(out):
-        return
     if part.mean is None:
         _launch(kernels.PLAIN, part, source, batch, out, None, size_column)
         return
@@ -269,10 +267,9 @@ def _op(op: Op, rows: list[tuple[float, ...]]) -> tuple[Any, ...]:
             return (kernel_ops.SCALE, op.factor)
         case Erase(value=None):
             return (kernel_ops.ERASE, op.column, -1)
-        case Erase():
-            assert op.value is not None
-            rows.append(op.value)
-            return (kernel_ops.ERASE, op.column, at)
+    assert op.value is not None
+    rows.append(op.value)
+    return (kernel_ops.ERASE, op.column, at)
 
 
 @functools.lru_cache(maxsize=256)

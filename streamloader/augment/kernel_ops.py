@@ -13,7 +13,7 @@ SUM = 1
 
 SUM_ = tl.constexpr(SUM)
 _JITTER, _GRAYSCALE = tl.constexpr(JITTER), tl.constexpr(GRAYSCALE)
-_NORMALIZE, _SCALE, _ERASE = tl.constexpr(NORMALIZE), tl.constexpr(SCALE), tl.constexpr(ERASE)
+_NORMALIZE, _SCALE = tl.constexpr(NORMALIZE), tl.constexpr(SCALE)
 
 
 @triton.jit
@@ -45,7 +45,7 @@ def done(
                     blue = (blue - tl.load(mine + 2)) * tl.load(mine + channels + 2)
             elif OPS[at][0] == _SCALE:
                 red, green, blue = red * OPS[at][1], green * OPS[at][1], blue * OPS[at][1]
-            elif OPS[at][0] == _ERASE:
+            else:
                 red, green, blue = _erased(
                     red, green, blue, row + OPS[at][1], constants + OPS[at][2] * channels,
                     y, x, c, high, wide, CHANNELS, OPS[at][2] < 0,

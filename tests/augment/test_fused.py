@@ -90,6 +90,22 @@ def test_any_channels_and_dtypes(channels: int, dtype: torch.dtype) -> None:
     assert_close(recipe, images(channels, dtype), atol=1e-3 if dtype == torch.float16 else 4e-6)
 
 
+@pytest.mark.parametrize("channels", [1, 2])
+def test_every_operation_that_any_channels_take(channels: int) -> None:
+    noise = augment.RandomErasing(1.0, value="random")
+    grey = [augment.RandomGrayscale(0.5)] if channels == 1 else []
+    recipe = augment.Compose([augment.CenterCrop(9), *grey, augment.Normalize(0.5, 0.2), noise])
+    assert_close(recipe, images(channels))
+
+
+def test_compiled_kernels_work_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "_interpreted", lambda: False)
+    monkeypatch.setattr(fused, "TILE", (16, 32))
+    out = torch.empty(2, 3, 40, 65)
+    assert fused._tile(out) == (16, 32)
+    assert fused._tiles(out) == 3 * 3
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.uint8])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
