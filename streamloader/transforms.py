@@ -59,11 +59,24 @@ class Planned(ABC):
         The draws depend on `torch.initial_seed()`, on the rank, on which object it is among those
         that this process has called, and on how often it was; on no generator's state.
         """
+        # What plans is NumPy's as a rule, which torch.compile would trace, for nothing.
+        tracing = torch.compiler.is_dynamo_compiling()
+        call = torch.compiler.disable(Planned._called) if tracing else Planned._called
+        return call(self, batch)
+
+    def _called(self, batch: Any) -> Any:
+        """Plans in an epoch of its own, -1, which no loader has."""
         if self._place is None:
             object.__setattr__(self, "_place", next(_places))  # also where it is frozen
-        context = Context(torch.initial_seed(), 0, self._calls, rank(), self._place or 0)
+        context = Context(torch.initial_seed(), -1, self._calls, rank(), self._place or 0)
         object.__setattr__(self, "_calls", self._calls + 1)
         return self.run(batch, self.plan(batch, context))
+
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy draws for itself."""
+        hidden = ("_calls", "_place")
+        return {name: value for name, value in vars(self).items() if name not in hidden}
 
 
 class Tabled(NamedTuple):

@@ -1,5 +1,6 @@
 """What a transform is: `on` a part, those that plan, and what is said of one that raises."""
 
+import copy
 import dataclasses
 import itertools
 import pickle
@@ -128,9 +129,33 @@ def test_called_by_itself_it_draws_by_how_often_it_was_called() -> None:
     made = [one(X), other(X), one(X), other(X)]
     first = one.contexts[0].stage
     assert [batch.tolist() for batch in made] == [
-        (X + drawn(Context(seed, 0, number, 0, first + place))).tolist()
+        (X + drawn(Context(seed, -1, number, 0, first + place))).tolist()
         for number, place in itertools.product(range(2), range(2))
     ]
+
+
+def test_a_copy_draws_for_itself() -> None:
+    noise = Noise()
+    noise(X)
+    copied = copy.deepcopy(noise)
+    assert not torch.equal(copied(X), Noise.run(noise, X, noise.tables[0]))
+    assert not torch.equal(copied(X), noise(X))
+
+
+def test_torch_compile_leaves_a_call_as_it_is() -> None:
+    class Constant(Noise):
+        @override
+        def plan(self, batch: Tensor, context: Context) -> Tensor:
+            assert not torch.compiler.is_compiling()
+            return torch.ones(len(batch), 1)
+
+    transform = Constant()
+
+    def step(x: Tensor) -> Tensor:
+        return transform(x * 1)  # type: ignore[no-any-return]
+
+    compiled: Any = torch.compile(step, backend="eager")
+    assert torch.equal(compiled(X), X + 1)
 
 
 @pytest.mark.parametrize("depth", DEPTHS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -31,11 +32,11 @@ def whole(name: str, value: Any, least: int = 1) -> int:
         TypeError: It is not a whole number.
         ValueError: It is too small.
     """
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} must be a whole number, got {value!r}")
-    if value < least:
+    if int(value) < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
-    return value
+    return int(value)
 
 
 def pair(name: str, value: Any) -> tuple[int, int]:
@@ -52,7 +53,9 @@ def pair(name: str, value: Any) -> tuple[int, int]:
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool):
+        return False
+    return isinstance(value, Real) and math.isfinite(value)
 
 
 def numbers(name: str, value: Any) -> tuple[float, ...]:
@@ -61,6 +64,8 @@ def numbers(name: str, value: Any) -> tuple[float, ...]:
     Raises:
         TypeError: It is neither a number nor a sequence of them.
     """
+    if hasattr(value, "tolist"):  # of torch or NumPy
+        value = value.tolist()
     items = tuple(value) if isinstance(value, Sequence) else (value,)
     if not items or not all(map(_number, items)) or isinstance(value, str):
         raise TypeError(f"{name} must be a number, or a sequence of one per channel, got {value!r}")

@@ -7,6 +7,7 @@ import importlib.util
 import warnings
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from streamloader.augment import reference
@@ -27,9 +28,11 @@ def run(program: Program, images: Images, table: Tensor, sizes: Sequence[Layout]
         sizes: Of the images as they come in, and after each pass.
 
     Returns:
-        (N, C, H', W') or (C, H', W'), in the program's dtype and memory format.
+        (N, C, H', W') or (C, H', W'), in the program's dtype and memory format. Gradients pass
+        through plain torch alone, which then runs on CUDA too.
     """
-    if images.is_cuda and _has_triton():
+    wanted = torch.is_grad_enabled() and isinstance(images, Tensor) and images.requires_grad
+    if images.is_cuda and not wanted and _has_triton():
         from streamloader.augment import fused  # noqa: PLC0415  # it imports Triton
 
         return fused.run(program, images, table, sizes)

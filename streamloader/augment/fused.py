@@ -1,7 +1,8 @@
 """The executor in Triton: each pass of a program is one kernel over the whole batch.
 
 A pass whose contrast needs the image's mean is three: `kernels.py` says why. Registered as the
-operator `streamloader::augment`, so that `torch.compile` and whoever looks at operators see it.
+operator `streamloader::augment`, so that whoever looks at operators sees it. (`torch.compile`
+leaves recipes as they are: `Recipe.run`.)
 """
 
 from __future__ import annotations
@@ -178,7 +179,7 @@ def _launch(  # noqa: PLR0913  # what the kernel needs
     tiles = _tiles(out)
     lowered = _lowered(part)
     constants = _constants(lowered.rows, channels, str(images.device))
-    _launched(kernels.carry_out)[(tiles, len(out), channels // together)](
+    _launched(kernels.carry_out)[(tiles * len(out), channels // together)](
         images, places, table, constants, out, table if sums is None else sums,
         table.stride(0), *strides, *out.stride(), height, width, tiles, channels,
         STEP=step,
@@ -272,8 +273,15 @@ def _op(op: Op, rows: list[tuple[float, ...]]) -> tuple[Any, ...]:
     return (kernel_ops.ERASE, op.column, at)
 
 
-@functools.lru_cache(maxsize=256)
+_ON_DEVICE: dict[Any, Tensor] = {}
+
+
 def _constants(rows: tuple[tuple[float, ...], ...], channels: int, device: str) -> Tensor:
-    """float32 (rows, channels), on the device for good."""
-    full = [row * channels if len(row) == 1 else row for row in rows]
-    return torch.tensor(full, dtype=torch.float32, device=device)
+    """float32 (rows, channels), on the device for good: any stream may read them at any time."""
+    known = _ON_DEVICE.get((rows, channels, device))
+    if known is None:
+        full = [row * channels if len(row) == 1 else row for row in rows]
+        known = torch.tensor(full, dtype=torch.float32, device=device)
+        if type(known) is Tensor:  # not one of those that only trace
+            _ON_DEVICE[rows, channels, device] = known
+    return known

@@ -170,13 +170,11 @@ def _on_grid(at, start, extent, flip):
 @triton.jit
 def _first(grid, old, new, MODE: tl.constexpr, ANTIALIAS: tl.constexpr):
     """The first old line that a new one is made of, and of how many: `taps.taps`."""
-    if MODE == "nearest":
-        scale = old.to(tl.float32) / new.to(tl.float32)
-        return tl.minimum((grid.to(tl.float32) * scale).to(tl.int32), old - 1), 1
-    elif MODE == "nearest-exact":
-        scale = old.to(tl.float32) / new.to(tl.float32)
-        exact = ((grid.to(tl.float32) + 0.5) * scale - 0.5) + 0.5
-        return tl.minimum(exact.to(tl.int32), old - 1), 1
+    if MODE == "nearest" or MODE == "nearest-exact":
+        middle: tl.constexpr = 0.5 if MODE == "nearest-exact" else 0.0
+        # Rounded as the definition rounds: `/` would be approximate, and another pixel taken.
+        scale = tl.div_rn(old.to(tl.float32), new.to(tl.float32))
+        return tl.minimum(((grid.to(tl.float32) + middle) * scale).to(tl.int32), old - 1), 1
     else:
         reach: tl.constexpr = 2 if MODE == "bicubic" else 1
         stretched = new

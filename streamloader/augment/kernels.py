@@ -105,9 +105,8 @@ def carry_out(
         BLOCK_Y: Rows of a tile.
         BLOCK_X: Columns of a tile.
     """
-    tile = tl.program_id(0)
-    n = tl.program_id(1).to(tl.int64)
-    c = tl.program_id(2)
+    n, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
+    c = tl.program_id(1).to(tl.int64)
     row = table + n * columns
     high, wide = _size(places, row, n, height, width, SIZE)
     across = tl.cdiv(width, BLOCK_X)
@@ -123,6 +122,7 @@ def carry_out(
         step_c = tl.load(place + 1)
         step_y = tl.load(place + 2)
         step_x = tl.load(place + 3)
+    step_c = step_c.to(tl.int64)  # channels may lie far apart, rows only where it is WIDE
     image += c * step_c
     if VIEW >= 0:
         red, green, blue = resampled(
@@ -136,9 +136,12 @@ def carry_out(
         red, green = red.to(tl.float32) / UNIT, green.to(tl.float32) / UNIT
         blue = blue.to(tl.float32) / UNIT
 
-    written, here = out + n * out_n + c * out_c, y[:, None] * out_y + x[None, :] * out_x
+    apart = out_c  # assigned, it is a tensor also where Triton made a constant of it
+    apart = apart.to(tl.int64)
+    written = out + n * out_n + c * apart
+    here = y.to(tl.int64)[:, None] * out_y + x[None, :] * out_x
     if STEP == SUM_ and STORE:
-        write(written, here, red, green, blue, inside, out_c, CHANNELS, False)
+        write(written, here, red, green, blue, inside, apart, CHANNELS, False)
     mean = 0.0
     if STEP == APPLY_:
         mean = tl.load(sums + n)
@@ -150,7 +153,7 @@ def carry_out(
         grey = tl.where(inside, grey_of(red, green, blue, CHANNELS), 0.0)
         tl.store(sums + n * tiles + tile, tl.sum(grey))
     else:
-        write(written, here, red, green, blue, inside, out_c, CHANNELS, LEVELS)
+        write(written, here, red, green, blue, inside, apart, CHANNELS, LEVELS)
 
 
 @triton.jit

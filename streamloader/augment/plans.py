@@ -16,8 +16,8 @@ from streamloader.context import Context
 
 __all__ = ["layouts", "plan"]
 
-EXACT = 1 << 24
-"""Up to here float32 holds every whole number."""
+EXACT = 1 << 22
+"""Up to here float32 holds every whole number, and kernels find the first pixel of each."""
 
 
 def layouts(steps: tuple[Step, ...], program: Program, layout: Layout) -> tuple[Layout, ...]:
@@ -76,9 +76,10 @@ def _exact(cells: Ints) -> Ints:
     Raises:
         ValueError: One is too large.
     """
-    if cells.size and cells.max() > EXACT:
+    most = np.abs(cells).max(initial=0)
+    if most > EXACT:
         raise ValueError(
-            f"no edge may become longer than {EXACT} pixels, got {cells.max()}: crop before the "
-            "resize, or give Resize a max_size"
+            f"no edge may become longer than {EXACT} pixels, got {most}: crop before the resize, "
+            "or give Resize a max_size"
         )
     return cells

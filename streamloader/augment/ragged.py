@@ -7,6 +7,7 @@ known        and the same on the host for good                                  
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -29,8 +30,8 @@ class RaggedImages(tree.Parts):
     """A batch of images of different sizes, which a recipe turns into (N, C, H, W).
 
     `pack` and `collate` make one, on the host. It travels as two tensors: the images, however many,
-    are one copy, and `places` goes with the batch's small tensors. Nobody waits for the device to
-    learn a size.
+    are one copy, and `places` goes with the batch's small tensors (up to 341 images). Nobody waits
+    for the device to learn a size.
 
     Attributes:
         elements: One-dimensional, uint8 or floating point: all images.
@@ -125,8 +126,9 @@ class RaggedImages(tree.Parts):
 
         Raises:
             IndexError: There is no such image.
+            TypeError: `index` is no whole number.
         """
-        offset, *strides, height, width = self.known[index].tolist()
+        offset, *strides, height, width = self.known[operator.index(index)].tolist()
         start = self.elements.storage_offset() + offset
         return self.elements.as_strided((self.channels, height, width), strides, start)
 
@@ -146,7 +148,13 @@ class RaggedImages(tree.Parts):
         )
 
     def to(self, device: Any, *, non_blocking: bool = False) -> RaggedImages:
-        """The batch on another device; itself if it is there."""
+        """The batch on another device; itself if it is there.
+
+        Raises:
+            TypeError: `device` is a dtype: a recipe with `ToDtype` converts.
+        """
+        if isinstance(device, torch.dtype):
+            raise TypeError(f"device must be a device, got {device}: augment.ToDtype converts")
         return self._moved(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> RaggedImages:
@@ -172,7 +180,7 @@ def collate(samples: Sequence[Any]) -> Any:
             part is one in each sample: the first that is an array of three dimensions.
 
     Returns:
-        `RaggedImages`, or a list or dict with them in that place.
+        `RaggedImages`, or a list, namedtuple or dict with them in that place.
 
     Raises:
         TypeError: There is no image, or it is of another kind than the first.
@@ -193,7 +201,10 @@ def collate(samples: Sequence[Any]) -> Any:
     for key in keys:
         column = [sample[key] for sample in samples]
         parts[key] = RaggedImages.pack(column) if key == found else default_collate(column)
-    return parts if mapped else list(parts.values())
+    if mapped:
+        return parts
+    named = hasattr(first, "_fields")
+    return type(first)(*parts.values()) if named else list(parts.values())
 
 
 def _is_row(sample: Any) -> bool:

@@ -120,6 +120,7 @@ def _run(recipe: Recipe, batch: Any, table: Tensor) -> Any:
             f"table must have the shape {shape}, a row for each of the images and a column for "
             f"each name in columns, got {tuple(table.shape)}"
         )
+    table = table.to(images.device, torch.float32).contiguous()
     out = execute.run(program, images, table, recipe.layouts(layout))
     return batches.replaced(batch, found, out)
 

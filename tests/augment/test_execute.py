@@ -53,3 +53,10 @@ def test_without_triton_it_is_slow_and_says_so_once(monkeypatch: pytest.MonkeyPa
         made = [run(IMAGES.as_subclass(OnCuda)) for _ in range(2)]
     assert [images.shape for images in made] == [(2, 3, 4, 4)] * 2
     assert len(said) == 1
+
+
+def test_where_gradients_are_wanted_it_is_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "run", lambda *_: pytest.fail("it has no gradients"))
+    images = IMAGES.as_subclass(OnCuda).requires_grad_()
+    run(images).sum().backward()
+    assert images.grad is not None

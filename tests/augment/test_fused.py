@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 
 from streamloader import augment
 from streamloader.augment import batches, fused, reference
@@ -250,3 +251,36 @@ def test_any_view(data: Any) -> None:
         [augment.RandomCrop((small, large), pad_if_needed=True), FLIP],
     ]
     assert_close(augment.Compose(data.draw(st.sampled_from(chains))), batch)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
+@pytest.mark.parametrize("sizes", [(41, 41), (55, 55), (62, 14), (13, 47)])
+def test_the_nearest_pixel_is_that_of_the_definition(mode: str, sizes: tuple[int, int]) -> None:
+    got, wanted = both(augment.Resize((sizes[1], 5), mode), images(1, torch.float32, (sizes[0], 5)))
+    assert torch.equal(got, wanted)
+
+
+def test_channels_may_lie_far_apart() -> None:
+    """As those of (C, N, H, W) with its first two dimensions exchanged; here only on paper."""
+    reached = torch.empty((1, 3, 4, 4), device="meta").as_strided((1, 3, 4, 4), (16, 2**30, 4, 1))
+    assert fused._reach(reached) > fused.FAR
+    apart = images().permute(1, 0, 2, 3).contiguous().permute(1, 0, 2, 3)
+    assert_close(augment.Compose([CROP, FLIP]), apart)
+
+
+def test_what_only_traces_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "_ON_DEVICE", {})
+    rows = ((0.25,),)
+    with FakeTensorMode():
+        assert type(fused._constants(rows, 3, "cpu")) is not Tensor
+    known = fused._constants(rows, 3, "cpu")
+    assert type(known) is Tensor
+    assert fused._constants(rows, 3, "cpu") is known
+
+
+def test_a_table_may_be_transposed_or_of_another_dtype() -> None:
+    recipe, batch = augment.Compose([CROP, JITTER]), images()
+    table = recipe.plan(batch, Context(3, 0, 0, 0))
+    wanted = recipe.run(batch, table)
+    assert torch.equal(recipe.run(batch, table.T.contiguous().T), wanted)
+    assert torch.equal(recipe.run(batch, table.double()), wanted)

@@ -255,8 +255,7 @@ def test_labels_are_where_one_says() -> None:
 
 @every
 def test_a_call_is_a_plan_and_a_run_whose_number_goes_up(mix: Mix) -> None:
-    fresh, here = pickle.loads(pickle.dumps(mix)), Context(torch.initial_seed(), 0, 0, 0)
-    object.__setattr__(fresh, "_calls", 0)
+    fresh, here = pickle.loads(pickle.dumps(mix)), Context(torch.initial_seed(), -1, 0, 0)
     made = [fresh(batch()) for _ in range(3)]
 
     for number, out in enumerate(made):

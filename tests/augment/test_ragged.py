@@ -398,3 +398,23 @@ def test_in_a_worker_memory_is_shared_at_once(monkeypatch: pytest.MonkeyPatch) -
 
     assert batch.elements.is_shared()
     assert same(batch, pictures())
+
+
+def test_it_is_not_converted_nor_sliced() -> None:
+    batch = RaggedImages.pack([torch.zeros(3, 2, 2)])
+    with pytest.raises(TypeError, match=r"^device must be a device, got torch.float16: augment"):
+        batch.to(torch.float16)
+    with pytest.raises(TypeError, match="slice"):
+        batch[0:1]  # type: ignore[index]
+
+
+class Named(NamedTuple):
+    image: Tensor
+    label: int
+
+
+def test_collate_keeps_a_namedtuple() -> None:
+    made = augment.collate([Named(torch.zeros(3, 2, 2), 1), Named(torch.ones(3, 1, 4), 2)])
+    assert type(made) is Named
+    assert len(made.image) == 2
+    assert made.label.tolist() == [1, 2]  # type: ignore[attr-defined]

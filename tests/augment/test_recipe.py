@@ -31,7 +31,7 @@ def test_a_call_is_a_plan_and_a_run_whose_number_goes_up() -> None:
     made = [recipe(images) for _ in range(3)]
 
     layout = augment.Layout.dense(4, 3, 9, 9)
-    seeded = context()._replace(seed=torch.initial_seed(), stage=recipe._place or 0)
+    seeded = context()._replace(seed=torch.initial_seed(), epoch=-1, stage=recipe._place or 0)
     for number, out in enumerate(made):
         table = recipe.plan(layout, seeded._replace(number=number))
         assert torch.equal(out, recipe.run(images, table))
