@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -36,3 +37,10 @@ def test_a_dtype_is_for_images() -> None:
     assert checks.dtype("dtype", torch.uint8) == torch.uint8
     with pytest.raises(TypeError, match=r"^dtype must be torch.uint8 or .*, got torch.complex64$"):
         checks.dtype("dtype", torch.complex64)
+
+
+def test_numbers_may_be_numpys_or_torchs() -> None:
+    assert checks.numbers("mean", np.array([0.5, 0.25], np.float32)) == (0.5, 0.25)
+    assert checks.numbers("mean", torch.tensor([0.5, 0.25])) == (0.5, 0.25)
+    assert checks.numbers("mean", np.float32(0.5)) == (0.5,)
+    assert checks.whole("size", np.int64(4)) == 4

@@ -138,6 +138,38 @@ def test_an_image_beyond_32_bits() -> None:
     assert torch.equal(recipe.run(batch, table), recipe.run(batch.contiguous(), table))
 
 
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
+@pytest.mark.parametrize("sizes", [(41, 41), (55, 55), (62, 14), (13, 47)])
+def test_the_nearest_pixel(mode: str, sizes: tuple[int, int]) -> None:
+    """A division that is not rounded as IEEE says takes another one."""
+    batch = noise(2, 3, sizes[0], 9, dtype=torch.float32)
+    assert_right(augment.Resize((sizes[1], 9), mode), batch, atol=0)
+
+
+def test_more_images_than_a_grid_is_high() -> None:
+    batch = noise(70_000, 1, 8, 8)
+    recipe = augment.Compose([augment.RandomHorizontalFlip(), augment.CenterCrop(6)])
+    table = planned(recipe, batch)
+    got = recipe.run(batch, table)
+    assert len(got) == 70_000
+    last = reference.run(recipe.program(batch.dtype), batch[-2:].cpu(), table[-2:].cpu())
+    assert torch.equal(got[-2:].cpu(), last)
+
+
+def test_channels_that_lie_more_than_32_bits_apart() -> None:
+    apart = 3 << 29  # twice that is beyond a signed 32-bit number
+    batch = noise(2 * apart + 256).as_strided((1, 3, 16, 16), (256, apart, 16, 1))
+    assert_right(augment.Compose([augment.RandomResizedCrop(8), FLIP]), batch)
+
+
+def test_gradients_pass() -> None:
+    batch = noise(2, 3, 9, 9, dtype=torch.float32).requires_grad_()
+    recipe = augment.Compose([augment.CenterCrop(5), NORMALIZE])
+    recipe.run(batch, planned(recipe, batch)).sum().backward()
+    assert batch.grad is not None
+    assert int((batch.grad != 0).sum()) == 2 * 3 * 25
+
+
 def test_logits_are_those_of_torchvisions_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # it would round differences up
     assert_alike(*logits_of("cuda", 8, (375, 500), (256, 224)))
