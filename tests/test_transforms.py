@@ -142,6 +142,7 @@ def test_a_copy_draws_for_itself() -> None:
     assert not torch.equal(copied(X), noise(X))
 
 
+@pytest.mark.slow  # it imports the compiler
 def test_torch_compile_leaves_a_call_as_it_is() -> None:
     class Constant(Noise):
         @override
