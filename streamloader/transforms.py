@@ -16,7 +16,17 @@ from typing_extensions import override
 from streamloader import tree
 from streamloader.context import Context, rank
 
-__all__ = ["Planned", "Tabled", "Transform", "explain", "note", "on", "planned", "seeds"]
+__all__ = [
+    "Planned",
+    "Tabled",
+    "Transform",
+    "explain",
+    "note",
+    "on",
+    "planned",
+    "seeds",
+    "untraced",
+]
 
 Transform: TypeAlias = Callable[[Any], Any]
 
@@ -59,10 +69,7 @@ class Planned(ABC):
         The draws depend on `torch.initial_seed()`, on the rank, on which object it is among those
         that this process has called, and on how often it was; on no generator's state.
         """
-        # What plans is NumPy's as a rule, which torch.compile would trace, for nothing.
-        tracing = torch.compiler.is_dynamo_compiling()
-        call = torch.compiler.disable(Planned._called) if tracing else Planned._called
-        return call(self, batch)
+        return untraced(Planned._called)(self, batch)
 
     def _called(self, batch: Any) -> Any:
         """Plans in an epoch of its own, -1, which no loader has."""
@@ -77,6 +84,12 @@ class Planned(ABC):
         """A copy draws for itself."""
         hidden = ("_calls", "_place")
         return {name: value for name, value in vars(self).items() if name not in hidden}
+
+
+def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, which torch.compile leaves as it is: NumPy would be traced for nothing."""
+    tracing = torch.compiler.is_dynamo_compiling()
+    return torch.compiler.disable(function) if tracing else function
 
 
 class Tabled(NamedTuple):

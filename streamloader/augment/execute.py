@@ -31,8 +31,8 @@ def run(program: Program, images: Images, table: Tensor, sizes: Sequence[Layout]
         (N, C, H', W') or (C, H', W'), in the program's dtype and memory format. Gradients pass
         through plain torch alone, which then runs on CUDA too.
     """
-    wanted = torch.is_grad_enabled() and isinstance(images, Tensor) and images.requires_grad
-    if images.is_cuda and not wanted and _has_triton():
+    gradients = torch.is_grad_enabled() and isinstance(images, Tensor) and images.requires_grad
+    if images.is_cuda and not gradients and _has_triton():
         from streamloader.augment import fused  # noqa: PLC0415  # it imports Triton
 
         return fused.run(program, images, table, sizes)

@@ -20,7 +20,20 @@ __all__ = ["RandomHorizontalFlip", "RandomVerticalFlip", "Resize"]
 
 
 @dataclass(frozen=True)
-class RandomHorizontalFlip(Geometric, Alone):
+class _Flip(Geometric, Alone):
+    """What both flips have in common: how likely they are."""
+
+    p: float = 0.5
+
+    draws = 1
+    motion = Motion(flips=True)
+
+    def __post_init__(self) -> None:
+        keep(self, p=checks.probability("p", self.p))
+
+
+@dataclass(frozen=True)
+class RandomHorizontalFlip(_Flip):
     """Exchanges left and right.
 
     Args:
@@ -31,21 +44,13 @@ class RandomHorizontalFlip(Geometric, Alone):
         ValueError: `p` is not from 0 to 1.
     """
 
-    p: float = 0.5
-
-    draws = 1
-    motion = Motion(flips=True)
-
-    def __post_init__(self) -> None:
-        keep(self, p=checks.probability("p", self.p))
-
     @override
     def moved(self, view: View, uniform: Floats) -> View:
         return view.flipped(np.zeros_like(view.top), chance(uniform[:, 0], self.p))
 
 
 @dataclass(frozen=True)
-class RandomVerticalFlip(Geometric, Alone):
+class RandomVerticalFlip(_Flip):
     """Turns images upside down.
 
     Args:
@@ -55,14 +60,6 @@ class RandomVerticalFlip(Geometric, Alone):
         TypeError: `p` is no number.
         ValueError: `p` is not from 0 to 1.
     """
-
-    p: float = 0.5
-
-    draws = 1
-    motion = Motion(flips=True)
-
-    def __post_init__(self) -> None:
-        keep(self, p=checks.probability("p", self.p))
 
     @override
     def moved(self, view: View, uniform: Floats) -> View:

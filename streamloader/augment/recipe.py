@@ -18,7 +18,7 @@ from streamloader.augment.layout import Layout
 from streamloader.augment.program import Program
 from streamloader.augment.step import Geometric, Pointwise, Step
 from streamloader.context import Context
-from streamloader.transforms import Planned
+from streamloader.transforms import Planned, untraced
 
 __all__ = ["Alone", "Recipe"]
 
@@ -100,10 +100,7 @@ class Recipe(Planned):
         Raises:
             ValueError: The table is another recipe's, or another batch size's.
         """
-        # Its host part is NumPy, which would be traced, for nothing.
-        untraced = torch.compiler.is_dynamo_compiling()
-        run = torch.compiler.disable(_run) if untraced else _run
-        return run(self, batch, table)
+        return untraced(_run)(self, batch, table)
 
 
 def _run(recipe: Recipe, batch: Any, table: Tensor) -> Any:
