@@ -244,6 +244,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--source", choices=SOURCES, default="memory", help="where batches come from")
     add("--shards", metavar="DIR", help="their folder, index.json or brace pattern")
     who = "cpu: workers crop, resize, flip; gpu: the device does; gpu-jitter: and changes colours; "
+    who += "gpu-full: and makes grey, erases; "
     who += "gpu-cut: workers cut the crop's box out of an image, no more; default: cpu"
     add("--augment", choices=AUGMENT, default="cpu", help=who)
     add("--loaders", metavar="A,B", help=f"of {','.join(RECIPES)}; default: the source's")

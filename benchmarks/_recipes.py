@@ -4,6 +4,7 @@
     cpu          of the model's size  decode, crop, resize, flip    normalise
     gpu          256/224 of it        decode                        crop, resize, flip, normalise
     gpu-jitter   256/224 of it        decode                        ... and colours
+    gpu-full     256/224 of it        decode                        ... and grey, erased boxes
     gpu-cut      -                    decode, cut the box out       resize, flip, normalise
 
 What a crop's box leaves out need not be sent; whole images of ImageNet are some 500 KB, their boxes
@@ -22,7 +23,13 @@ from benchmarks._models import IMAGE_MEAN, IMAGE_STD, Normalize
 
 __all__ = ["AUGMENT", "DELIVER", "source_size", "transform"]
 
-DELIVER = {"cpu": "squares", "gpu": "whole", "gpu-jitter": "whole", "gpu-cut": "crops"}
+DELIVER = {
+    "cpu": "squares",
+    "gpu": "whole",
+    "gpu-jitter": "whole",
+    "gpu-full": "whole",
+    "gpu-cut": "crops",
+}
 """What workers make of an image of shards, as `shards.loader` calls it."""
 
 AUGMENT = tuple(DELIVER)
@@ -53,12 +60,16 @@ def transform(
 
     side = (image_size, image_size)
     crop = recipes.Resize(side) if augment == "gpu-cut" else recipes.RandomResizedCrop(side)
-    colours = [recipes.ColorJitter(*JITTER)] if augment == "gpu-jitter" else []
+    full = augment == "gpu-full"
+    colours = [recipes.ColorJitter(*JITTER)] if full or augment == "gpu-jitter" else []
+    greys = [recipes.RandomGrayscale(0.2)] if full else []
+    erased = [recipes.RandomErasing(0.25)] if full else []
     return recipes.Compose(
         [
             *(crop, recipes.RandomHorizontalFlip()),
-            *colours,
-            *(recipes.Normalize(IMAGE_MEAN, IMAGE_STD), recipes.ToDtype(dtype)),
+            *(*colours, *greys),
+            recipes.Normalize(IMAGE_MEAN, IMAGE_STD),
+            *(*erased, recipes.ToDtype(dtype)),
         ],
         memory_format=torch.channels_last,
     )

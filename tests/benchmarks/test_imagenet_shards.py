@@ -45,14 +45,14 @@ def test_a_run_on_the_cpu_measures_all_and_says_what_it_cannot(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("augment", ["gpu", "gpu-jitter", "gpu-cut"])
+@pytest.mark.parametrize("augment", ["gpu", "gpu-full", "gpu-cut"])
 def test_the_device_augments(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], augment: str
 ) -> None:
     data, settings = tmp_path / "run.json", "--device cpu --model small --batch-size 4 --workers 1"
     arguments = [*settings.split(), "--blocks", "2", "--augment", augment, "--json", str(data)]
     arguments += ["--loaders", "plain,pinned,stream,timm,alone", "--block-seconds", "0.1"]
-    if augment != "gpu-jitter":
+    if augment != "gpu-full":
         write_shard(tmp_path / "0.tar")
         arguments += ["--source", "shards", "--shards", str(tmp_path)]
     imagenet_shards.main(arguments)

@@ -5,7 +5,15 @@ import torch
 
 from benchmarks._models import Normalize
 from benchmarks._recipes import AUGMENT, source_size, transform
-from streamloader.augment import ColorJitter, Compose, RaggedImages, RandomResizedCrop, Resize
+from streamloader.augment import (
+    ColorJitter,
+    Compose,
+    RaggedImages,
+    RandomErasing,
+    RandomGrayscale,
+    RandomResizedCrop,
+    Resize,
+)
 
 CPU = torch.device("cpu")
 
@@ -35,6 +43,7 @@ def test_each_does_its_part() -> None:
         kinds[augment] = {type(one) for one in recipe.transforms}
     assert isinstance(transform("cpu", 8, CPU, torch.float32), Normalize)
     assert kinds["gpu-jitter"] - kinds["gpu"] == {ColorJitter}
+    assert kinds["gpu-full"] - kinds["gpu-jitter"] == {RandomGrayscale, RandomErasing}
     assert kinds["gpu-cut"] - kinds["gpu"] == {Resize}
     assert kinds["gpu"] - kinds["gpu-cut"] == {RandomResizedCrop}
 

@@ -225,6 +225,7 @@ def launches(run: Any) -> list[str]:
     return [e.name for e in profile.events() or () if e.name.startswith(starts)]
 
 
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")
 def test_few_launches() -> None:
     batch = noise(8, 3, 375, 500)
     for recipe, most in ((FULL, 10), (EVALUATION, 1)):
@@ -275,6 +276,7 @@ def test_mixing_is_what_it_is_on_the_cpu(mix: Mix) -> None:
     torch.testing.assert_close(targets.cpu(), shares)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method. is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("recipe", [FULL, EVALUATION], ids=["full", "evaluation"])
 def test_within_what_is_compiled(recipe: Recipe) -> None:
     batch = noise(8, 3, 375, 500)
