@@ -39,11 +39,21 @@ def _moved(setup: Setup, loader: Any, *, non_blocking: bool) -> Any:
 
 def _stream(setup: Setup) -> Feed:
     """StreamLoader around a DataLoader that does not pin; it is iterated anew every epoch."""
+    return _streaming(setup, shared_memory=True)
+
+
+def _unshared(setup: Setup) -> Feed:
+    """The same, but batches come out of workers as torch sends them."""
+    return _streaming(setup, shared_memory=False)
+
+
+def _streaming(setup: Setup, *, shared_memory: bool) -> Feed:
     loader: StreamLoader[Any] = StreamLoader(
         setup.source(pin_memory=False),
         setup.device,
         transform=on(0, setup.transform),
         prefetch_batches=setup.prefetch_batches,
+        shared_memory=shared_memory,
     )
 
     def waits() -> Waits:
@@ -69,6 +79,7 @@ RECIPES: dict[str, Callable[[Setup], Feed]] = {
     "plain": _plain,
     "pinned": _pinned,
     "stream": _stream,
+    "unshared": _unshared,
     "timm": _peers.timm,
     "torchtnt": _peers.torchtnt,
     "alone": _alone,

@@ -13,6 +13,11 @@ and where each part of it is written down:
     arguments.py  what it accepts, what it warns of
     epoch.py      one pass: a batch's whole way on one screen
     source.py     the loader thread: pulls and packs, keeps order, carries exceptions
+    transport.py  how batches leave workers: which loaders share memory, and how it is divided
+    collate.py    what runs in a worker: `default_collate`, into a slab
+    sent.py       a batch in the queue between them: where its tensors lie, the rest pickled
+    shared.py     the memory of both sides; NOTE [Shared slabs]
+    region.py     this side of it: pinned where it lies, taken over by the next pass
     pack.py       a host batch's bytes into a slab; what may be read when
     slabs.py      pinned slabs, round and round
     window.py     how far ahead: ask, admit; NOTE [Memory rules]
@@ -23,7 +28,7 @@ and where each part of it is written down:
     layout.py     what is packed where, which tensors share a copy; pure
     context.py    what a batch's randomness depends on; pure
     stats.py      what was waited for: the source, the device
-    device/       the seam: fifteen verbs; CUDA and other accelerators, the CPU
+    device/       the seam: sixteen verbs; CUDA and other accelerators, the CPU
     testing.py    a public fake device
     checker.py    one that reports what may race, by happens-before; time in it is virtual
     ledger.py     who did what to which memory, as the checker saw it

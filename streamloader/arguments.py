@@ -18,6 +18,7 @@ __all__ = [
     "epoch_setters",
     "iterable",
     "second_pass",
+    "size",
     "warn_of_seed",
     "whole",
 ]
@@ -69,6 +70,20 @@ def whole(name: str, value: Any) -> int:
     if value < 0:
         raise ValueError(f"{name} must be at least 0, got {value}")
     return value
+
+
+def size(name: str, value: Any, default: Callable[[], int]) -> int:
+    """Bytes: 0 for False, `default()` for True, else the number that it is.
+
+    Raises:
+        TypeError: It is neither a bool nor a whole number.
+        ValueError: It is negative.
+    """
+    if isinstance(value, bool):
+        return default() if value else 0
+    if not isinstance(value, int):
+        raise TypeError(f"{name} must be True, False or a number of bytes, got {value!r}")
+    return whole(name, value)
 
 
 def draws_apart(loader: Any) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from streamloader.device import Event
 from streamloader.layout import EMPTY, Layout, Spec
+from streamloader.sent import Sent
 
 __all__ = ["GONE", "Batch", "Dress"]
 
@@ -57,9 +58,11 @@ class Batch:
         dresses: What they are beside their bytes.
         layout: What is sent how.
         slab: The pinned memory it was packed into, until its copy is launched.
+        sent: How it came out of its worker, if in a slab of shared memory, until it is launched.
         direct: Pinned tensors sent from where they lie, by number, until their copy is launched.
         made: Completes when tensors that were on the device already have been written.
         opaque: Whether it has objects that only their own `.to` can move, at hand-over.
+        shared: Whether it came through shared memory.
         nbytes: Bytes of its tensors that come from the host.
         memory: The device tensors that whoever takes it next will read.
         ready: Completes when `memory` has been written.
@@ -73,9 +76,11 @@ class Batch:
     dresses: list[Dress | None] = field(default_factory=list)
     layout: Layout = EMPTY
     slab: Tensor | None = None
+    sent: Sent | None = None
     direct: dict[int, Tensor] = field(default_factory=dict)
     made: Event | None = None
     opaque: bool = False
+    shared: bool = False
     nbytes: int = 0
     memory: list[Tensor] = field(default_factory=list)
     ready: Event | None = None

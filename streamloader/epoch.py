@@ -24,6 +24,7 @@ from streamloader.batch import Batch
 from streamloader.context import Context
 from streamloader.device import POLL_SECONDS, Device
 from streamloader.pack import size
+from streamloader.region import Region
 from streamloader.slabs import Slabs
 from streamloader.source import JOIN_SECONDS, End, Pack, Source
 from streamloader.stages import Pipeline
@@ -76,6 +77,7 @@ class Epoch:
         depth: `prefetch_batches`, at least 1.
         context: Of the first batch.
         meter: Counts.
+        region: Shared memory that batches may come in.
     """
 
     def __init__(  # noqa: PLR0913  # the one place where all legs meet
@@ -91,8 +93,10 @@ class Epoch:
         depth: int,
         context: Context,
         meter: Meter,
+        region: Region | None = None,
     ) -> None:
         self.slabs, self.window = slabs, window
+        self._region = region
         self._pipeline = pipeline
         self._device = device
         self._depth = depth
@@ -129,7 +133,7 @@ class Epoch:
             item.finish()
             return []
         self.source.permit(number + self._depth + 2)
-        self._meter.handed_over(item.nbytes)
+        self._meter.handed_over(item.nbytes, shared=item.shared)
         return [self._pipeline.hand_over(item, self._of(number))]
 
     def _due(self) -> Batch | End:
@@ -173,11 +177,15 @@ class Epoch:
             self._launched.append(batch)
 
     def _submit(self, batch: Batch) -> None:
+        sources = list(batch.direct.values())
+        if batch.sent is not None and self._region is not None:
+            self._region.ready(batch.sent, self._device)
+            sources.append(batch.sent.memory)
         try:
             self._pipeline.send(batch)
         finally:
-            self.slabs.lend(batch.ready, batch.slab, list(batch.direct.values()))
-            batch.slab, batch.direct = None, {}
+            self.slabs.lend(batch.ready, batch.slab, sources)
+            batch.slab, batch.sent, batch.direct = None, None, {}
         try:
             self._pipeline.transform(batch, self._of(batch.number))
         finally:

@@ -17,8 +17,23 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-__all__ = ["ALIGNMENT", "EMPTY", "Block", "Layout", "Place", "Spec", "dense", "layout"]
+__all__ = [
+    "ALIGNMENT",
+    "EMPTY",
+    "MEDIUM",
+    "Block",
+    "Layout",
+    "Place",
+    "Spec",
+    "beside",
+    "carve",
+    "dense",
+    "layout",
+    "plain",
+    "runs",
+]
 
 ALIGNMENT = 64
 """Bytes: a cache line, and more than any vectorised kernel asks of an address (16)."""
@@ -60,11 +75,13 @@ class Block(NamedTuple):
         nbytes: Bytes to allocate and to copy.
         offset: Where it lies in the slab, in bytes; None if it is sent from where it lies.
         first: The number of its first tensor.
+        shared: Whether the slab is one that a worker filled, instead of this process's.
     """
 
     nbytes: int
     offset: int | None
     first: int
+    shared: bool = False
 
 
 class Place(NamedTuple):
@@ -95,11 +112,11 @@ EMPTY = Layout((), (), 0)
 @functools.lru_cache(maxsize=64)
 def layout(specs: tuple[Spec, ...]) -> Layout:
     """The recipe for a batch of such tensors."""
-    alone = _alone(specs)
     blocks: list[Block] = []
     places: dict[int, Place] = {}
     slab = 0
-    for group in [*([number] for number in alone), _others(specs, alone)]:
+    alone, others = runs(specs)
+    for group in [*([number] for number in alone), others]:
         if not group:
             continue
         end = offset = 0
@@ -113,19 +130,28 @@ def layout(specs: tuple[Spec, ...]) -> Layout:
     return Layout(tuple(blocks), tuple(places[n] for n in range(len(specs))), slab)
 
 
+def beside(there: Layout, more: Layout) -> Layout:
+    """The recipe for tensors that have one, followed by others that have one of their own."""
+    tensors, blocks = len(there.places), len(there.blocks)
+    shifted = tuple(block._replace(first=block.first + tensors) for block in more.blocks)
+    places = tuple(Place(place.block + blocks, place.offset) for place in more.places)
+    return Layout(there.blocks + shifted, there.places + places, there.slab + more.slab)
+
+
+def runs(specs: Sequence[Spec]) -> tuple[list[int], list[int]]:
+    """The numbers of the tensors that have a block of their own, and those of the others."""
+    alone = _alone(specs)
+    taken = set(alone)
+    return alone, [number for number in range(len(specs)) if number not in taken]
+
+
 def _alone(specs: Sequence[Spec]) -> list[int]:
-    """The numbers of the tensors that have a block of their own, in the batch's order."""
     by_size = sorted(range(len(specs)), key=lambda number: -specs[number].nbytes)
     return sorted(
         number
         for rank, number in enumerate(by_size)
         if specs[number].nbytes >= (MEDIUM if rank < FEW and not specs[number].shares else LARGE)
     )
-
-
-def _others(specs: Sequence[Spec], alone: Sequence[int]) -> list[int]:
-    taken = set(alone)
-    return [number for number in range(len(specs)) if number not in taken]
 
 
 def _aligned(nbytes: int) -> int:
@@ -147,3 +173,37 @@ def dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
             return False
         expected *= size
     return True
+
+
+def plain(tensor: Tensor) -> bool:
+    """Whether a tensor is its bytes: they can travel apart, and be dressed again on arrival."""
+    return (
+        tensor.device.type == "cpu"
+        and tensor.layout == torch.strided
+        and type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
+        and not (tensor.is_nested or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+    )
+
+
+def carve(blocks: Sequence[Tensor], specs: Sequence[Spec], places: Sequence[Place]) -> list[Tensor]:
+    """Tensors on the memory of uint8 `blocks`, none of them a view.
+
+    Of two calls a tensor: where it lies, and a version counter of its own.
+    """
+    bases: dict[tuple[int, torch.dtype], tuple[Tensor, int]] = {}
+    made = []
+    for spec, place in zip(specs, places, strict=True):
+        key = (place.block, spec.dtype)
+        if key not in bases:
+            bases[key] = _base(blocks[place.block], spec.dtype)
+        base, start = bases[key]
+        offset = start + place.offset // spec.dtype.itemsize
+        made.append(base.as_strided(spec.shape, spec.stride, offset).data)
+    return made
+
+
+def _base(block: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
+    """A tensor of a block's storage, and where in it the block begins, in elements."""
+    base = torch.empty(0, dtype=dtype, device=block.device)
+    base.set_(block.untyped_storage(), 0, (0,), (1,))
+    return base, int(block.storage_offset()) // dtype.itemsize

@@ -8,7 +8,6 @@ import os
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -18,11 +17,13 @@ from streamloader import arguments, pack
 from streamloader.context import Context, rank
 from streamloader.device import Device, DeviceLike, check, resolve
 from streamloader.epoch import Epoch, inline
+from streamloader.region import Region
 from streamloader.slabs import Slabs
 from streamloader.source import Source
 from streamloader.stages import Pipeline
 from streamloader.stats import Meter, Stats
 from streamloader.transforms import Transform, note, seeds
+from streamloader.transport import Transport, budget
 from streamloader.window import Window
 
 __all__ = ["StreamLoader"]
@@ -56,12 +57,16 @@ class StreamLoader(Generic[Batch_co]):
         prefetch_batches: How many batches ahead of the step. 0 does everything in the caller's
             thread when the batch is asked for. Memory is that of at most `prefetch_batches` + 2
             batches, on the device and pinned on the host.
+        shared_memory: Whether a `DataLoader`'s workers write batches into permanent shared memory,
+            which is pinned where it lies, instead of new memory for each tensor: on Linux, for any
+            dataset and collate function. A number is how many bytes of it there may be; True is
+            an eighth of the host's memory. Pages that are not needed are not taken.
         seed: What the transforms' randomness depends on, beside epoch, batch and rank. None is
             `torch.initial_seed()` at the start of the pass. Warned of where it cannot reach them.
 
     Raises:
         TypeError: `loader` cannot be iterated over, or `transform` cannot be called.
-        ValueError: `device` does not exist, or `prefetch_batches` is negative.
+        ValueError: `device` does not exist, or `prefetch_batches` or `shared_memory` is negative.
     """
 
     __slots__ = (
@@ -76,9 +81,11 @@ class StreamLoader(Generic[Batch_co]):
         "_pipeline",
         "_pools",
         "_seed",
+        "_shared",
         "_sources",
         "_total",
         "_transforms",
+        "_transport",
     )
 
     _loader: Iterable[Batch_co]
@@ -90,12 +97,14 @@ class StreamLoader(Generic[Batch_co]):
         *,
         transform: Transform | Sequence[Transform] | None = None,
         prefetch_batches: int = 2,
+        shared_memory: bool | int = True,
         seed: int | None = None,
     ) -> None:
         self._loader = arguments.iterable(loader)
         self._asked = check(device)
         self._transforms = arguments.callables(transform)
         self._depth = arguments.whole("prefetch_batches", prefetch_batches)
+        self._shared = arguments.size("shared_memory", shared_memory, budget)
         self._seed = None if seed is None else arguments.whole("seed", seed)
         self._epoch = 0
         self._rest()
@@ -107,6 +116,7 @@ class StreamLoader(Generic[Batch_co]):
         """Everything that a pass makes, before the first."""
         self._device: Device | None = None
         self._pipeline: Pipeline | None = None
+        self._transport = Transport(self._shared, 2 * self._depth + 3)
         self._pools: list[tuple[Slabs, Window]] = []
         self._live: weakref.WeakSet[Epoch] = weakref.WeakSet()
         self._sources: weakref.WeakSet[Source] = weakref.WeakSet()  # their threads outlive passes
@@ -137,21 +147,18 @@ class StreamLoader(Generic[Batch_co]):
             yield from inline(iterator, pipeline, keep, context, meter)
             return
         context = context._replace(apart=arguments.draws_apart(self._loader))
-        iterator, first = self._open(meter)
+        iterator, region, first = self._open(meter)
         if not first:
             return
         fresh = self._fresh(device, iterator)
         slabs, window = self._pools.pop() if self._pools else _resources(device, depth)
         pinned = fresh and getattr(self._loader, "pin_memory", False)
+        plan = pipeline.planner(context)
         epoch = Epoch(
             iterator,
             first,
             pack=pack.Packer(
-                device,
-                slabs.take,
-                fresh=fresh,
-                pinned=pinned,
-                plan=lambda number, value: pipeline.plan(value, context._replace(number=number)),
+                device, slabs.take, fresh=fresh, pinned=pinned, plan=plan, region=region
             ),
             pipeline=pipeline,
             device=device,
@@ -160,6 +167,7 @@ class StreamLoader(Generic[Batch_co]):
             depth=depth,
             context=context,
             meter=meter,
+            region=region,
         )
         del iterator
         self._live.add(epoch)
@@ -190,8 +198,8 @@ class StreamLoader(Generic[Batch_co]):
         self._meter = Meter(self._total)
         return context, self._meter
 
-    def _open(self, meter: Meter) -> tuple[Iterator[Batch_co], list[Batch_co]]:
-        """The source's pass and its first batch, got on the caller's thread.
+    def _open(self, meter: Meter) -> tuple[Iterator[Batch_co], Region | None, list[Batch_co]]:
+        """The source's pass, its shared memory and its first batch, got on the caller's thread.
 
         A source that starts its workers only at its first `next()` starts them here too, before
         there is another thread.
@@ -205,11 +213,11 @@ class StreamLoader(Generic[Batch_co]):
             self._wait_for(self._sources)
         elif inner is None or inner.num_workers == 0:  # its code was not made for two threads
             self._wait_for(source for source in self._sources if source.closed)
-        iterator = iter(self._loader)
+        iterator, region = self._transport.iterate(self._loader)
         self._wait_for(source for source in self._sources if source.reads(iterator))
         first = list(itertools.islice(iterator, 1))
         meter.waited(source=time.perf_counter() - start)
-        return iterator, first
+        return iterator, region, first
 
     def _wait_for(self, sources: Iterable[Source]) -> None:
         """Waits until closed passes have left the source.
@@ -235,16 +243,12 @@ class StreamLoader(Generic[Batch_co]):
             self._finish(epoch)
         while self._pools:
             self._pools.pop()[0].close()
+        self._transport.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # -- what it wraps ----------------------------------------------------------------------------
@@ -330,7 +334,7 @@ class StreamLoader(Generic[Batch_co]):
                 "a StreamLoader cannot be copied or pickled during a pass, which has a thread: "
                 "do it before, or after close()"
             )
-        names = ("_loader", "_asked", "_transforms", "_depth", "_seed", "_epoch")
+        names = ("_loader", "_asked", "_transforms", "_depth", "_shared", "_seed", "_epoch")
         return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -1,5 +1,7 @@
 """From a host batch to one that can be sent: its bytes in a pinned slab.
 
+What a worker has put into shared memory is sent from there, if that can be pinned.
+
 Runs in the loader thread. It reads the source's memory before the next pull and never after it
 (rule 5), and does as little Python as it can: one memmove a tensor, which for large ones releases
 the interpreter lock and, unlike `Tensor.copy_`, starts no thread pool.
@@ -9,7 +11,8 @@ from __future__ import annotations
 
 import copy
 import ctypes
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +23,9 @@ from torch.utils.data import DataLoader, default_collate
 from streamloader import tree
 from streamloader.batch import GONE, Batch, Dress
 from streamloader.device import Device
-from streamloader.layout import Layout, Spec, dense, layout
+from streamloader.layout import EMPTY, Layout, Spec, beside, dense, layout, plain
+from streamloader.region import Region
+from streamloader.sent import Sent
 from streamloader.transforms import Tabled
 
 __all__ = ["Packer", "fresh", "owned", "size"]
@@ -81,31 +86,54 @@ class Packer:
             true first.
         fresh: See `fresh`.
         pinned: Whether large tensors that are pinned are sent from where they lie.
-        plan: Gives the table that travels with a batch of this number, if any: `Pipeline.plan`.
+        plan: Makes the table that travels with a batch: `Pipeline.planner`. None if nothing is
+            planned, so that nobody here has to see a batch's tensors.
+        region: Shared memory that batches may come in.
     """
 
     device: Device
     take: Callable[[int, Callable[[], bool]], Tensor | None]
     fresh: bool
     pinned: bool
-    plan: Callable[[int, Any], Tensor | None] = lambda _, __: None
+    plan: Callable[[int, Any], Tensor] | None = None
+    region: Region | None = None
 
     def __call__(self, number: int, value: Any, closed: Callable[[], bool]) -> Batch | None:
         """The batch that carries `value`, or None when the pass was `closed()` meanwhile."""
-        table = self.plan(number, value)
-        found = _Leaves(self.device, self.fresh, self.pinned, table)
-        if not self.fresh:
+        found = _Leaves(self.device, self.fresh, self.pinned)
+        if isinstance(value, Sent):
+            value = self._opened(value, found)
+        table = None if self.plan is None else self.plan(number, value)
+        if not found.fresh:
             value = tree.copied(value)
         if table is not None:
-            value = Tabled(value, table)
+            found.table, value = table, Tabled(value, table)
         batch = Batch(number, tree.emptied(found.visit, value))
         batch.leaves, batch.opaque, batch.nbytes = found.leaves, found.opaque, found.nbytes
-        batch.memory = found.present if self.fresh else self._present(value)
+        batch.memory = found.present if found.fresh else self._present(value)
         if batch.memory:
             batch.made = self.device.record(self.device.current())
-        batch.specs, batch.dresses = tuple(found.specs), found.dresses
-        batch.layout = layout(batch.specs)
-        return batch if self._fill(batch, found.tensors, closed) else None
+        batch.shared = found.shared
+        batch.specs, batch.dresses, batch.sent = tuple(found.specs), found.dresses, found.sent
+        return batch if self._fill(batch, found, closed) else None
+
+    def _opened(self, sent: Sent, found: _Leaves) -> Any:
+        """The value of a batch in shared memory, which nobody else writes to while it is held.
+
+        On the host it is handed out as it lies there, but for what would leave workers too little.
+        """
+        found.fresh = found.shared = True
+        if self.region is not None:
+            self.region.noticed(sent)
+        stays = not self.device.host and self.region is not None and not self.region.refused
+        standing: Sequence[Tensor] = sent.recipe.standing
+        if not stays or self.plan is not None:
+            standing = sent.recipe.views(sent.memory)
+        if self.device.host and self.region is not None and self.region.short:
+            standing = [tensor.clone() for tensor in standing]
+        if stays:
+            found.sent, found.there = sent, {id(tensor): n for n, tensor in enumerate(standing)}
+        return sent.value(standing)
 
     def _present(self, value: Any) -> list[Tensor]:
         """What is on the device already, also within objects of any kind."""
@@ -113,15 +141,35 @@ class Packer:
             return []
         return [tensor for tensor in tree.reachable(value) if self.device.holds(tensor)]
 
-    def _fill(self, batch: Batch, tensors: list[Tensor], closed: Callable[[], bool]) -> bool:
-        plan = batch.layout
-        batch.direct = {b.first: tensors[b.first] for b in plan.blocks if b.offset is None}
-        if plan.slab:
-            batch.slab = self.take(plan.slab, closed)
+    def _fill(self, batch: Batch, found: _Leaves, closed: Callable[[], bool]) -> bool:
+        """Lays the batch out, and copies what is not in shared memory."""
+        there = EMPTY if batch.sent is None else batch.sent.recipe.layout
+        here = layout(tuple(found.here))
+        batch.layout = _merged(there, here, found.numbers)
+        before = len(there.places)
+        batch.direct = {
+            b.first + before: found.tensors[b.first] for b in here.blocks if b.offset is None
+        }
+        if here.slab:
+            batch.slab = self.take(here.slab, closed)
             if batch.slab is None:
                 return False
-            _write(plan, tensors, batch.slab.data_ptr())
+            _write(here, found.tensors, batch.slab.data_ptr())
         return True
+
+
+def _merged(there: Layout, here: Layout, numbers: Sequence[int | None]) -> Layout:
+    """One recipe for tensors in the batch's order.
+
+    Args:
+        there: Of those in shared memory.
+        here: Of the others, in order.
+        numbers: Of each tensor, its number among those in shared memory; None if it is another.
+    """
+    both = beside(there, here)
+    others = itertools.count(len(there.places))
+    places = [both.places[next(others) if n is None else n] for n in numbers]
+    return both._replace(places=tuple(places))
 
 
 def _write(plan: Layout, tensors: list[Tensor], address: int) -> None:
@@ -134,18 +182,27 @@ def _write(plan: Layout, tensors: list[Tensor], address: int) -> None:
 
 @dataclass
 class _Leaves:
-    """The leaves of one batch, sorted by how they get to the device."""
+    """The leaves of one batch, sorted by how they get to the device.
+
+    `specs`, `dresses` and `numbers` are of all that travel, `here` and `tensors` of those that are
+    not in shared memory.
+    """
 
     device: Device
     fresh: bool
     pinned: bool
-    table: Tensor | None
+    table: Tensor | None = None
+    sent: Sent | None = None
+    there: dict[int, int] = field(default_factory=dict)
     leaves: list[Any] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
+    here: list[Spec] = field(default_factory=list)
     specs: list[Spec] = field(default_factory=list)
+    numbers: list[int | None] = field(default_factory=list)
     dresses: list[Dress | None] = field(default_factory=list)
     present: list[Tensor] = field(default_factory=list)
     opaque: bool = False
+    shared: bool = False
     nbytes: int = 0
 
     def visit(self, leaf: Any) -> Any:
@@ -154,39 +211,39 @@ class _Leaves:
         return self.leaves[-1]
 
     def _standing(self, leaf: Any) -> Any:
+        number = self.there.get(id(leaf))
+        if self.sent is not None and number is not None:
+            return self._goes(self.sent.recipe.specs[number], None, number)
         here = isinstance(leaf, Tensor) and self.device.holds(leaf)
         if here and not self.device.host:
             self.present.append(leaf)
             return leaf
-        self.nbytes += 0 if leaf is self.table else _bytes(leaf)
-        if isinstance(leaf, Tensor) and not here and _plain(leaf):
-            return self._go(leaf)
+        if isinstance(leaf, Tensor) and not here and plain(leaf):
+            return self._packed(leaf)
+        self.nbytes += _bytes(leaf)
         self.opaque = self.opaque or not here
         return leaf if self.fresh else _copied(leaf)
 
-    def _go(self, tensor: Tensor) -> Tensor:
+    def _packed(self, tensor: Tensor) -> Tensor:
         dress = Dress.of(tensor)
         if dress is not None and not self.fresh:
             dress = dress._replace(attributes=copy.deepcopy(dress.attributes))
-        self.dresses.append(dress)
+        is_table = tensor is self.table
         if not dense(tensor.shape, tensor.stride()):
             tensor = tensor.detach().clone()
         pinned = self.pinned and tensor.is_pinned()
-        shape, shares = tuple(tensor.shape), tensor is self.table
-        spec = Spec(shape, tensor.stride(), tensor.dtype, tensor.nbytes, pinned, shares)
-        self.specs.append(spec)
+        shape = tuple(tensor.shape)
+        spec = Spec(shape, tensor.stride(), tensor.dtype, tensor.nbytes, pinned, is_table)
+        self.here.append(spec)
         self.tensors.append(tensor)
+        return self._goes(spec, dress, None)
+
+    def _goes(self, spec: Spec, dress: Dress | None, number: int | None) -> Tensor:
+        self.specs.append(spec)
+        self.dresses.append(dress)
+        self.numbers.append(number)
+        self.nbytes += 0 if spec.shares else spec.nbytes
         return GONE
-
-
-def _plain(tensor: Tensor) -> bool:
-    """Whether a tensor is its bytes: they can travel apart, and be dressed again on arrival."""
-    return (
-        tensor.device.type == "cpu"
-        and tensor.layout == torch.strided
-        and type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
-        and not (tensor.is_nested or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
-    )
 
 
 def _copied(leaf: Any) -> Any:
@@ -197,7 +254,7 @@ def _copied(leaf: Any) -> Any:
     if leaf.device.type != "cpu":
         return leaf
     copied = leaf.detach().clone()
-    if not _plain(leaf):
+    if not plain(leaf):
         return copied.requires_grad_(leaf.requires_grad)
     dress = Dress.of(leaf)
     return dress.put_on(copied) if dress else copied

@@ -11,7 +11,7 @@ and is recorded on its memory first (rule 2): `_enter`, the one place where that
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -22,6 +22,7 @@ from streamloader import tree
 from streamloader.batch import GONE, Batch, Dress
 from streamloader.context import Context
 from streamloader.device import Device, Stream
+from streamloader.layout import carve
 from streamloader.transforms import Tabled, Transform, explain, planned
 
 __all__ = ["Pipeline"]
@@ -49,12 +50,21 @@ class Pipeline:
     def _streams(self) -> list[Stream]:
         return [self._device.stream(f"stage {n}") for n, _ in enumerate(self._transforms)]
 
-    def plan(self, value: Any, context: Context) -> Tensor | None:
-        """The first transform's table for a batch on the host; None if it plans nothing.
+    def planner(self, context: Context) -> Callable[[int, Any], Tensor] | None:
+        """What makes the first transform's table of a batch's number and its value on the host.
 
-        Whoever has one sends it `Tabled` instead of the value alone. May be called in any thread.
+        Whoever has a table sends it `Tabled` instead of the value alone. May be called in any
+        thread.
+
+        Args:
+            context: Of a batch of the pass.
+
+        Returns:
+            None if the first transform plans nothing.
         """
-        return self._table(0, value, context) if self._plans and self._plans[0] else None
+        if not (self._plans and self._plans[0]):
+            return None
+        return lambda number, value: self._table(0, value, context._replace(number=number))
 
     def begin(self) -> None:
         """A pass begins: transforms read what the caller has written so far (rule 6)."""
@@ -93,7 +103,8 @@ class Pipeline:
 
     def whole(self, value: Any, context: Context) -> Any:
         """Plans, moves and transforms a batch that is on the host, on the current stream."""
-        table = self.plan(value, context)
+        plan = self.planner(context)
+        table = None if plan is None else plan(context.number, value)
         held = [value if table is None else Tabled(value, table)]
         del value  # only `finish` keeps it, for as long as it needs it
         return self.finish(held.pop(), context)
@@ -118,7 +129,7 @@ class Pipeline:
         if batch.made is not None:
             self._device.wait(self._copy_stream, batch.made)
         arenas = [self._sent(batch, number) for number in range(len(batch.layout.blocks))]
-        arrived = iter([self._made(batch, arenas, n) for n in range(len(batch.specs))])
+        arrived = iter(self._made(batch, arenas))
         leaves = iter([next(arrived) if leaf is GONE else leaf for leaf in batch.leaves])
         batch.value, batch.leaves = tree.replace(lambda _: next(leaves), batch.value), []
         batch.memory = [part for tensor in batch.memory for part in _within(tensor)] + arenas
@@ -131,15 +142,11 @@ class Pipeline:
             self._device.copy(arena, _source(batch, number))
         return arena
 
-    def _made(self, batch: Batch, arenas: Sequence[Tensor], number: int) -> Tensor:
-        """One tensor, on its block's storage (`set_`, not a view: rule 2)."""
-        spec, place = batch.specs[number], batch.layout.places[number]
-        arena = arenas[place.block]
-        tensor = torch.empty(0, dtype=spec.dtype, device=arena.device)
-        offset = place.offset // spec.dtype.itemsize
-        tensor.set_(arena.untyped_storage(), offset, spec.shape, spec.stride)
-        dress = batch.dresses[number]
-        return tensor if dress is None else dress.put_on(tensor)
+    def _made(self, batch: Batch, arenas: Sequence[Tensor]) -> list[Tensor]:
+        """The tensors, on their blocks' storages (none of them a view: rule 2)."""
+        made = carve(arenas, batch.specs, batch.layout.places)
+        dressed = zip(made, batch.dresses, strict=True)
+        return [tensor if dress is None else dress.put_on(tensor) for tensor, dress in dressed]
 
     def _move(self, leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
@@ -206,6 +213,8 @@ class Pipeline:
 def _source(batch: Batch, number: int) -> Tensor:
     """The pinned bytes that fill a block, a uint8 tensor."""
     block = batch.layout.blocks[number]
+    if block.shared and batch.sent is not None:
+        return batch.sent.memory[block.offset : (block.offset or 0) + block.nbytes]
     if batch.slab is not None and block.offset is not None:
         return batch.slab[block.offset : block.offset + block.nbytes]
     tensor = batch.direct[block.first]

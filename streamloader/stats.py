@@ -19,17 +19,21 @@ class Counts:
         source_seconds: Seconds the caller waited in `next()` because no batch was there yet.
         device_seconds: Seconds the caller waited in `next()` because it was `prefetch_batches`
             steps ahead of the device. This costs the device nothing.
+        shared: Batches that came through the shared memory of workers (`shared_memory`). Others
+            came in new memory: none was free, or it was too little, or the loader has no workers.
     """
 
     batches: int = 0
     nbytes: int = 0
     source_seconds: float = 0.0
     device_seconds: float = 0.0
+    shared: int = 0
 
     @override
     def __str__(self) -> str:
+        through = f" ({self.shared} through shared memory)" if self.shared else ""
         return (
-            f"{self.batches} batches, {self.nbytes / 1e6:.1f} MB; waited for the source "
+            f"{self.batches} batches{through}, {self.nbytes / 1e6:.1f} MB; waited for the source "
             f"{self.source_seconds:.2f} s, for the device {self.device_seconds:.2f} s"
         )
 
@@ -64,17 +68,20 @@ class Meter:
     nbytes: int = 0
     source_seconds: float = 0.0
     device_seconds: float = 0.0
+    shared: int = 0
 
     def counts(self) -> Counts:
         """What has been counted so far."""
-        return Counts(self.batches, self.nbytes, self.source_seconds, self.device_seconds)
+        seconds = self.source_seconds, self.device_seconds
+        return Counts(self.batches, self.nbytes, *seconds, self.shared)
 
-    def handed_over(self, nbytes: int) -> None:
+    def handed_over(self, nbytes: int, *, shared: bool = False) -> None:
         """One more batch."""
         self.batches += 1
         self.nbytes += nbytes
+        self.shared += shared
         if self.total is not None:
-            self.total.handed_over(nbytes)
+            self.total.handed_over(nbytes, shared=shared)
 
     def waited(self, *, source: float = 0.0, device: float = 0.0) -> None:
         """So many more seconds."""

@@ -162,6 +162,11 @@ class FakeDevice(Device):
         return torch.full((nbytes,), GARBAGE, dtype=torch.uint8, device="cpu")
 
     @override
+    def pin(self, memory: Tensor) -> Callable[[], object] | None:
+        self.log.append(("pin", memory.nbytes))
+        return functools.partial(self.log.append, ("unpin", memory.nbytes))
+
+    @override
     def arena(self, nbytes: int) -> Tensor:
         self.log.append(("arena", self.current().name, nbytes))
         arena = torch.full((nbytes,), GARBAGE, dtype=torch.uint8, device="cpu")

@@ -49,7 +49,7 @@ def sent(device: FakeDevice, pipeline: Pipeline, value: Any, context: Context = 
         lambda nbytes, _: device.slab(nbytes),
         fresh=True,
         pinned=False,
-        plan=lambda _, value: pipeline.plan(value, context),
+        plan=pipeline.planner(context),
     )
     batch = pack(0, value, lambda: False)
     assert batch is not None

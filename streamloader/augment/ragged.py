@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.data import default_collate, get_worker_info
 from typing_extensions import override
 
+from streamloader import shared as shared_memory
 from streamloader import tree
 from streamloader.augment.draws import Ints
 from streamloader.augment.layout import Layout
@@ -267,6 +268,9 @@ def _laid_out(memory: Tensor, like: Tensor) -> Tensor:
 
 def _memory(count: int, dtype: torch.dtype) -> Tensor:
     """So many elements, and in a worker in shared memory, or they would be copied to it later."""
+    slab = shared_memory.empty((count,), dtype)
+    if slab is not None:
+        return slab
     if get_worker_info() is None:
         return torch.empty(count, dtype=dtype)
     shared = torch.UntypedStorage._new_shared(count * dtype.itemsize)  # noqa: SLF001  # no other way

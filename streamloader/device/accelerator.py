@@ -10,7 +10,7 @@ import contextlib
 import functools
 import mmap
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -80,6 +80,13 @@ class Accelerator(Device):
             return _registered(nbytes)
 
     @override
+    def pin(self, memory: Tensor) -> Callable[[], object] | None:
+        if not self._cuda:
+            return None
+        with torch.cuda.device(self.device):
+            return _pinned(memory.data_ptr(), memory.nbytes)
+
+    @override
     def arena(self, nbytes: int) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
 
@@ -133,19 +140,29 @@ def _registered(nbytes: int) -> Tensor:
     """
     pages = mmap.mmap(-1, nbytes)
     slab = torch.frombuffer(pages, dtype=torch.uint8)
-    error = int(_runtime().cudaHostRegister(slab.data_ptr(), nbytes, _PORTABLE))
+    unpin = _pinned(slab.data_ptr(), nbytes)
+    finaliser = weakref.finalize(slab, _unregister, pages, unpin)
+    finaliser.atexit = False  # copies may be under way then, and the process gives all back
+    return slab
+
+
+def _unregister(pages: mmap.mmap, unpin: Callable[[], object]) -> None:  # noqa: ARG001  # mapped until we return
+    unpin()
+
+
+def _pinned(address: int, nbytes: int) -> Callable[[], object]:
+    """Pins memory in place; returns what undoes it.
+
+    Raises:
+        RuntimeError: The driver refuses; the message says what to try.
+    """
+    error = int(_runtime().cudaHostRegister(address, nbytes, _PORTABLE))
     if error:
         raise RuntimeError(
             f"pinning {nbytes} bytes of host memory failed with CUDA error {error}: free host "
             f"memory, raise the limit that `ulimit -l` shows, or lower prefetch_batches"
         )
-    finaliser = weakref.finalize(slab, _unregister, pages, slab.data_ptr())
-    finaliser.atexit = False  # copies may be under way then, and the process gives all back
-    return slab
-
-
-def _unregister(pages: mmap.mmap, address: int) -> None:  # noqa: ARG001  # mapped until we return
-    _runtime().cudaHostUnregister(address)
+    return functools.partial(_runtime().cudaHostUnregister, address)
 
 
 def _runtime() -> Any:

@@ -1,4 +1,4 @@
-"""The seam: everything the loader asks of a device, in fifteen verbs.
+"""The seam: everything the loader asks of a device, in sixteen verbs.
 
 A stream and an event are opaque here: only the device that made one looks inside.
 """
@@ -64,6 +64,17 @@ class Device(ABC):
     @abstractmethod
     def slab(self, nbytes: int) -> Tensor:
         """Pinned host memory: a uint8 tensor of shape (nbytes,), unpinned when it dies."""
+
+    @abstractmethod
+    def pin(self, memory: Tensor) -> Callable[[], object] | None:
+        """Pins host memory where it lies: whole pages, a uint8 tensor.
+
+        Returns:
+            What unpins it; the memory must stay mapped until then. None if this device cannot.
+
+        Raises:
+            RuntimeError: The driver refuses.
+        """
 
     @abstractmethod
     def arena(self, nbytes: int) -> Tensor:

@@ -6,7 +6,7 @@ waiting and recording have nothing to do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -52,6 +52,10 @@ class Streamless(Device):
     @override
     def slab(self, nbytes: int) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+
+    @override
+    def pin(self, memory: Tensor) -> Callable[[], object]:
+        return lambda: None  # copies block, from whatever memory
 
     @override
     def arena(self, nbytes: int) -> Tensor:

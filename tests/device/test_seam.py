@@ -56,7 +56,7 @@ def test_the_host_takes_a_look_often_and_yet_rests() -> None:
 def test_a_device_must_have_every_verb() -> None:
     verbs = sorted(Device.__abstractmethods__)
 
-    assert len(verbs) == 13
+    assert len(verbs) == 14
     with pytest.raises(TypeError, match=r"^Can't instantiate abstract class Device "):
         Device()  # type: ignore[abstract]
 

@@ -1,0 +1,220 @@
+"""A batch on its way out of a worker: its tensors in a slab, the rest of it pickled.
+
+    worker    value ──► tensors into the slab, `Recipe`: where each lies
+                    ──► payload: the value, pickled, with a number in place of each tensor
+    queue     Sent: the slab's number, recipe, payload
+    here      Sent ──► the slab's memory, and the value with whatever is to stand for its tensors
+
+Which tensors share a block is the layout's own matter: a block is sent to the device from where it
+lies. What is more than its bytes (a tensor of another class, or that wants a gradient), what is
+inside an object with a `.to` of its own, and what no longer fits stays in the payload, and crosses
+as torch sends it.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import pickle
+from collections.abc import Callable, Sequence
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from streamloader import tree
+from streamloader.layout import Block, Layout, Place, Spec, carve, dense, plain, runs
+from streamloader.shared import Shared, Slab, contiguous
+
+__all__ = ["Recipe", "Sent", "packed"]
+
+
+class Recipe(NamedTuple):
+    """What lies where in a slab.
+
+    Attributes:
+        specs: The tensors.
+        layout: Their blocks; `slab` is 0, since they need no other memory.
+        used: Bytes of the slab.
+        standing: What stands for them meanwhile, one empty tensor each.
+    """
+
+    specs: tuple[Spec, ...]
+    layout: Layout
+    used: int
+    standing: tuple[Tensor, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors."""
+        return sum(spec.nbytes for spec in self.specs)
+
+    def views(self, memory: Tensor) -> list[Tensor]:
+        """The tensors in a slab's memory, each with a version counter of its own."""
+        blocks = [memory[block.offset :] for block in self.layout.blocks]
+        return carve(blocks, self.specs, self.layout.places)
+
+
+class Sent:
+    """A batch that came out of a worker in a slab.
+
+    Args:
+        recipe: What lies where.
+        memory: The slab, a uint8 tensor.
+        payload: Its value, pickled; it can be unpickled once.
+        shared: What the slab is part of.
+        number: The slab's number.
+        left_out: Bytes of what did not fit.
+    """
+
+    __slots__ = ("_payload", "left_out", "memory", "number", "recipe", "shared")
+
+    def __init__(  # a record
+        self,
+        recipe: Recipe,
+        memory: Tensor,
+        payload: bytes,
+        shared: Shared,
+        number: int,
+        left_out: int,
+    ) -> None:
+        self.recipe, self.memory, self._payload = recipe, memory, payload
+        self.shared, self.number, self.left_out = shared, number, left_out
+
+    def value(self, standing: Sequence[Tensor]) -> Any:
+        """The batch, once, with `standing` in place of its tensors, in the recipe's order."""
+        payload, self._payload = self._payload, b""
+        return _Unpickler(io.BytesIO(payload), standing.__getitem__).load()
+
+
+class _InQueue:
+    """A `Sent` in the worker, which is one when it is unpickled: a plain object to torch."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self._arguments = arguments
+
+    @override
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received, self._arguments
+
+
+def packed(value: Any, slab: Slab, shared: Shared) -> Any:
+    """`value` with its tensors in `slab`, for the worker's queue.
+
+    Those that are in it already, since they were made there, stay where they are.
+    """
+    tensors = {id(leaf): leaf for leaf in tree.leaves(value) if _travels(leaf)}
+    recipe, there = _placed(list(tensors.values()), slab)
+    if not there and not slab.left_out:
+        return value
+    numbers = {id(tensor): number for number, tensor in enumerate(there)}
+    payload = io.BytesIO()
+    _Pickler(payload, numbers).dump(value)
+    shared.send(slab.number)
+    key = (shared.owner, shared.key)
+    return _InQueue(key, slab.number, recipe, payload.getvalue(), slab.left_out)
+
+
+def _travels(leaf: Any) -> bool:
+    return type(leaf) is Tensor and plain(leaf) and not leaf.requires_grad
+
+
+def _placed(tensors: list[Tensor], slab: Slab) -> tuple[bytes, list[Tensor]]:
+    """A pickled recipe, and the tensors that are in it: all that fit."""
+    specs = tuple(map(_spec, tensors))
+    alone, others = runs(specs)
+    blocks: list[Block] = []
+    places: dict[int, Place] = {}
+    for group in [*([number] for number in alone), others]:
+        stays = group is not others  # those must lie together
+        put = {n: _put(tensors[n], specs[n], slab, stays=stays) for n in group}
+        starts = {n: start for n, start in put.items() if start is not None}
+        if starts:
+            first = min(starts.values())
+            end = max(start + specs[n].nbytes for n, start in starts.items())
+            blocks.append(Block(end - first, first, len(places), shared=True))
+            places |= {n: Place(len(blocks) - 1, start - first) for n, start in starts.items()}
+    recipe = tuple(specs[n] for n in places), Layout(tuple(blocks), tuple(places.values()), 0)
+    return _pickled(*recipe, slab.used), [tensors[n] for n in places]
+
+
+def _put(tensor: Tensor, spec: Spec, slab: Slab, *, stays: bool) -> int | None:
+    """Where it lies in the slab, in bytes; None if it does not fit.
+
+    It is copied there, unless it is there and `stays`.
+    """
+    start = slab.offset(tensor) if stays and _dense(tensor) else None
+    if start is None:
+        start = slab.take(spec.nbytes)
+        if start is not None:
+            slab.tensor(start, spec.shape, spec.stride, spec.dtype).copy_(tensor)
+    return start
+
+
+def _spec(tensor: Tensor) -> Spec:
+    shape = tuple(tensor.shape)
+    stride = tensor.stride() if _dense(tensor) else contiguous(shape)
+    return Spec(shape, stride, tensor.dtype, tensor.nbytes, pinned=False)
+
+
+def _dense(tensor: Tensor) -> bool:
+    return dense(tensor.shape, tensor.stride())
+
+
+@functools.lru_cache(maxsize=64)
+def _pickled(specs: tuple[Spec, ...], layout: Layout, used: int) -> bytes:
+    return pickle.dumps((specs, layout, used))
+
+
+@functools.lru_cache(maxsize=64)
+def _recipe(pickled: bytes) -> Recipe:
+    specs, layout, used = pickle.loads(pickled)  # a worker of this process made it
+    return Recipe(specs, layout, used, tuple(torch.empty(0, device="cpu") for _ in specs))
+
+
+def _received(
+    key: tuple[int, int], number: int, recipe: bytes, payload: bytes, left_out: int
+) -> Sent:
+    """Unpickles a batch, in the process that owns the slab.
+
+    Raises:
+        RuntimeError: This is another process, or it has closed the loader.
+    """
+    shared = Shared.find(*key)
+    if shared is None:
+        raise RuntimeError(
+            "this batch lies in memory of a StreamLoader that was closed, or that belongs to "
+            "another process: iterate over the StreamLoader where it was made"
+        )
+    return Sent(_recipe(recipe), shared.received(number), payload, shared, number, left_out)
+
+
+class _Pickler(ForkingPickler):
+    """As torch sends a batch, but for the tensors that are in the slab."""
+
+    def __init__(self, file: io.BytesIO, numbers: dict[int, int]) -> None:
+        super().__init__(file)
+        self._numbers = numbers
+
+    @override
+    def reducer_override(self, thing: Any) -> Any:
+        number = self._numbers.get(id(thing))
+        return NotImplemented if number is None else (_standing, (number,))
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, standing: Callable[[int], Tensor]) -> None:
+        super().__init__(file)
+        self._standing = standing
+
+    @override
+    def find_class(self, module: str, name: str, /) -> Any:
+        found = super().find_class(module, name)
+        return self._standing if found is _standing else found
+
+
+def _standing(number: int) -> Tensor:
+    """In a pickled batch: what stands for its tensor of that number."""
+    raise NotImplementedError(number)
