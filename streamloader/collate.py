@@ -30,24 +30,27 @@ class Collate:
     Args:
         collate_fn: Its own.
         shared: Where to put batches.
+
+    Attributes:
+        shared: Likewise.
     """
 
     def __init__(self, collate_fn: Callable[[Any], Any], shared: Shared) -> None:
         self._collate_fn = collate_fn
-        self._shared = shared
+        self.shared = shared
 
     def __call__(self, samples: Any) -> Any:
         """The batch, in a slab if one is free, else as it is."""
         worker = get_worker_info()
-        apart = worker is not None and os.getpid() != self._shared.owner  # no thread of it
-        slab = self._shared.take(worker.id) if worker is not None and apart else None
+        apart = worker is not None and os.getpid() != self.shared.owner  # no thread of it
+        slab = self.shared.take(worker.id) if worker is not None and apart else None
         if slab is None:
             return self._collate_fn(samples)
         if default_collate_fn_map.get(Tensor) is collate_tensor_fn:
             default_collate_fn_map[Tensor] = _stack
         with filling(slab):
             value = self._collate_fn(samples)
-        return packed(value, slab, self._shared)
+        return packed(value, slab, self.shared)
 
 
 def _stack(samples: Sequence[Tensor], *, collate_fn_map: Any = None) -> Tensor:

@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from streamloader.context import Context
 from streamloader.device import POLL_SECONDS, Device
 from streamloader.pack import size
 from streamloader.region import Region
+from streamloader.sent import wanted
 from streamloader.slabs import Slabs
 from streamloader.source import JOIN_SECONDS, End, Pack, Source
 from streamloader.stages import Pipeline
@@ -107,9 +108,8 @@ class Epoch:
         self._launched: deque[Batch | End] = deque()
         self._ended = False
         pipeline.begin()
-        self.source = Source(
-            iterator, first, pack, permits=0, changed=slabs.changed, state=device.inherit()
-        )
+        state = device.inherit() if region is None else _both(device.inherit(), wanted())
+        self.source = Source(iterator, first, pack, permits=0, changed=slabs.changed, state=state)
 
     def batches(self) -> Iterator[Any]:
         """The pass, batch by batch.
@@ -229,3 +229,11 @@ class Epoch:
             return ended
         finally:
             self._inside.release()
+
+
+@contextmanager
+def _both(
+    one: AbstractContextManager[object], other: AbstractContextManager[object]
+) -> Iterator[None]:
+    with one, other:
+        yield

@@ -8,6 +8,7 @@ import os
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -18,6 +19,7 @@ from streamloader.context import Context, rank
 from streamloader.device import Device, DeviceLike, check, resolve
 from streamloader.epoch import Epoch, inline
 from streamloader.region import Region
+from streamloader.sent import wanted
 from streamloader.slabs import Slabs
 from streamloader.source import Source
 from streamloader.stages import Pipeline
@@ -58,9 +60,8 @@ class StreamLoader(Generic[Batch_co]):
             thread when the batch is asked for. Memory is that of at most `prefetch_batches` + 2
             batches, on the device and pinned on the host.
         shared_memory: Whether a `DataLoader`'s workers write batches into permanent shared memory,
-            which is pinned where it lies, instead of new memory for each tensor: on Linux, for any
-            dataset and collate function. A number is how many bytes of it there may be; True is
-            an eighth of the host's memory. Pages that are not needed are not taken.
+            pinned where it lies, instead of new memory for each tensor (on Linux). A number is how
+            many bytes of it there may be; True is an eighth of the host's memory.
         seed: What the transforms' randomness depends on, beside epoch, batch and rank. None is
             `torch.initial_seed()` at the start of the pass. Warned of where it cannot reach them.
 
@@ -215,7 +216,8 @@ class StreamLoader(Generic[Batch_co]):
             self._wait_for(source for source in self._sources if source.closed)
         iterator, region = self._transport.iterate(self._loader)
         self._wait_for(source for source in self._sources if source.reads(iterator))
-        first = list(itertools.islice(iterator, 1))
+        with nullcontext() if region is None else wanted():
+            first = list(itertools.islice(iterator, 1))
         meter.waited(source=time.perf_counter() - start)
         return iterator, region, first
 

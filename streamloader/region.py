@@ -8,7 +8,7 @@ from typing import Any
 
 from streamloader.device import Device
 from streamloader.sent import Sent
-from streamloader.shared import Shape, Shared
+from streamloader.shared import Shared
 
 __all__ = ["Region"]
 
@@ -17,16 +17,16 @@ class Region:
     """Shared memory of one pass at a time; the next one takes it over.
 
     Args:
-        shape: How it is divided.
+        shared: The memory.
         ahead: How many batches this process holds at a time, if the caller keeps none.
 
     Attributes:
-        shared: The memory.
+        shared: Likewise.
         refused: Whether it cannot be pinned: batches are copied into memory that is.
     """
 
-    def __init__(self, shape: Shape, ahead: int) -> None:
-        self.shared = Shared(shape)
+    def __init__(self, shared: Shared, ahead: int) -> None:
+        self.shared = shared
         self.refused = False
         self._ahead = ahead
         self._warned = False
@@ -41,8 +41,8 @@ class Region:
         """`workers` write to it, processes, until they are dead."""
         self._workers = workers
 
-    def free(self) -> bool:
-        """Whether another pass may take it over; then all slabs that nobody holds are free."""
+    def unused(self) -> bool:
+        """Whether nobody writes to it any more; then all slabs that nobody holds are free."""
         if any(worker.is_alive() for worker in self._workers):
             return False
         self.shared.recover()

@@ -13,10 +13,12 @@ as torch sends it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import pickle
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
@@ -28,7 +30,7 @@ from streamloader import tree
 from streamloader.layout import Block, Layout, Place, Spec, carve, dense, plain, runs
 from streamloader.shared import Shared, Slab, contiguous
 
-__all__ = ["Recipe", "Sent", "packed"]
+__all__ = ["Recipe", "Sent", "packed", "wanted"]
 
 
 class Recipe(NamedTuple):
@@ -174,9 +176,22 @@ def _recipe(pickled: bytes) -> Recipe:
     return Recipe(specs, layout, used, tuple(torch.empty(0, device="cpu") for _ in specs))
 
 
+@contextlib.contextmanager
+def wanted() -> Iterator[None]:
+    """In it, batches that this thread gets out of a queue are `Sent`; else they are their value."""
+    _thread.wanted = True
+    try:
+        yield
+    finally:
+        _thread.wanted = False
+
+
+_thread = threading.local()
+
+
 def _received(
     key: tuple[int, int], number: int, recipe: bytes, payload: bytes, left_out: int
-) -> Sent:
+) -> Any:
     """Unpickles a batch, in the process that owns the slab.
 
     Raises:
@@ -188,7 +203,10 @@ def _received(
             "this batch lies in memory of a StreamLoader that was closed, or that belongs to "
             "another process: iterate over the StreamLoader where it was made"
         )
-    return Sent(_recipe(recipe), shared.received(number), payload, shared, number, left_out)
+    sent = Sent(_recipe(recipe), shared.received(number), payload, shared, number, left_out)
+    if getattr(_thread, "wanted", False):
+        return sent
+    return sent.value(sent.recipe.views(sent.memory))
 
 
 class _Pickler(ForkingPickler):

@@ -180,6 +180,10 @@ class Shared:
             self._pins[number] = size, unpin
         return unpin is not None
 
+    def unpin(self) -> None:
+        """Unpins all slabs, of which no copy is under way."""
+        _unpin(self.owner, self._pins, self._bytes)
+
 
 class Slab:
     """A slab that is being filled, from front to back.

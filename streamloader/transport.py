@@ -1,17 +1,14 @@
-"""How batches come out of workers: through shared memory where that changes nothing else.
+"""How batches come out of workers: through shared memory, if the loader is a `DataLoader`.
 
-    iterate(loader)    the user's own DataLoader, with `Collate` in front of its collate_fn while
-                       `iter()` starts its workers, and never else
-    persistent         a shallow copy of it with workers of its own, kept as long as they live
-    any other          iter(loader), nothing more
-
-A copy for each pass would be simpler, and would break `state_dict()` of a StatefulDataLoader, which
-asks the loader for the iterator that it has.
+`iterate(loader)` puts `Collate` in front of the collate function of the user's own object while
+`iter()` starts its workers, and never else. So it keeps its meaning, `state_dict()` of a
+StatefulDataLoader included, which asks the loader for the iterator that it has: that of a copy
+would not be it. Whoever else sees such a batch, the `__iter__` of a subclass or a loop of the
+user's over the same persistent workers, sees its value (`sent.wanted`).
 """
 
 from __future__ import annotations
 
-import copy
 import mmap
 import os
 import sys
@@ -25,11 +22,12 @@ from torch.utils.data import DataLoader
 
 from streamloader.collate import Collate
 from streamloader.region import Region
-from streamloader.shared import Shape
+from streamloader.shared import Shape, Shared
 
 __all__ = ["Transport", "budget", "shape"]
 
-_STATEFUL = "torchdata.stateful_dataloader.stateful_dataloader"
+_OWN = (DataLoader.__module__, "torchdata.stateful_dataloader.stateful_dataloader")
+"""Where the iterators are made whose batches nobody sees before us."""
 
 _starting = threading.Lock()
 """Two threads must not put their collate functions into one loader at a time."""
@@ -47,64 +45,54 @@ class Transport:
         self._limit = limit
         self._ahead = ahead
         self._regions: list[Region] = []
-        self._persistent: tuple[DataLoader[Any], Region] | None = None
 
     def iterate(self, loader: Any) -> tuple[Iterator[Any], Region | None]:
-        """A pass over the loader, and the memory that its batches may come in."""
-        divided = shape(loader, self._limit, self._ahead) if suits(loader) else None
+        """A pass over the loader, and the memory in which its batches come as `Sent`, if any."""
+        divided = shape(loader, self._limit, self._ahead) if _shares(loader) else None
         if divided is None:
             return iter(loader), None
-        if loader.persistent_workers:
-            return self._again(loader, divided)
-        region = self._region(divided)
+        if loader.persistent_workers and getattr(loader, "_iterator", None) is not None:
+            iterator = iter(loader)  # its workers are running, with whatever they were given
+            return iterator, self._region_of(iterator, None)
+        region = self._unused(divided)
         with _starting, _collating(loader, Collate(loader.collate_fn, region.shared)):
             iterator = iter(loader)
-        region.used_by(getattr(iterator, "_workers", ()))
-        return iterator, region
+        return iterator, self._region_of(iterator, region)
 
-    def _region(self, divided: Shape) -> Region:
-        """One that no other pass uses."""
-        self._regions = [r for r in self._regions if r.shared.shape == divided or not r.free()]
-        for region in self._regions:
-            if region.shared.shape == divided and region.free():
-                return region
-        self._regions.append(Region(divided, self._ahead))
-        return self._regions[-1]
+    def _unused(self, divided: Shape) -> Region:
+        """A region of that shape that nobody writes to: one of an earlier pass, or a new one."""
+        unused = [region for region in self._regions if region.unused()]
+        self._regions = [region for region in self._regions if region not in unused]
+        fitting = (region for region in unused if region.shared.shape == divided)
+        return next(fitting, None) or Region(Shared(divided), self._ahead)
 
-    def _again(
-        self, loader: DataLoader[Any], divided: Shape
-    ) -> tuple[Iterator[Any], Region | None]:
-        if self._persistent is None:
-            if getattr(loader, "_iterator", None) is not None:
-                return iter(loader), None  # somebody iterates over it: those workers are running
-            own, region = copy.copy(loader), Region(divided, self._ahead)
-            own.collate_fn = Collate(loader.collate_fn, region.shared)
-            own.pin_memory = False
-            self._persistent = own, region
-        own, region = self._persistent
-        return iter(own), region
+    def _region_of(self, iterator: Any, made: Region | None) -> Region | None:
+        """The region that this iterator's workers write to, for as long as they live.
+
+        Args:
+            iterator: The pass.
+            made: What was made for it, which it need not have taken.
+        """
+        collate = getattr(iterator, "_collate_fn", None)
+        if type(iterator).__module__ not in _OWN or not isinstance(collate, Collate):
+            return None
+        known = [region for region in [*self._regions, made] if region is not None]
+        same = (region for region in known if region.shared is collate.shared)
+        region = next(same, None) or Region(collate.shared, self._ahead)
+        region.used_by(iterator._workers)  # noqa: SLF001  # nothing else knows when they are dead
+        self._regions = [*(other for other in self._regions if other is not region), region]
+        return region
 
     def close(self) -> None:
-        """Lets go of all memory, and of workers that were kept. Can be used again after it."""
-        self._regions.clear()
-        self._persistent = None
+        """Lets go of all memory. Can be used again after it."""
+        while self._regions:
+            self._regions.pop().shared.unpin()
 
 
-def suits(loader: Any) -> bool:
-    """Whether a loader's workers may write to shared memory.
-
-    It does if its iterator is torch's own, or torchdata's, and is this pass's alone.
-    """
-    if not (sys.platform == "linux" and isinstance(loader, DataLoader) and loader.num_workers):
-        return False
-    kind, own = type(loader), DataLoader
-    stateful: Any = sys.modules.get(_STATEFUL)
-    if stateful is not None and isinstance(loader, stateful.StatefulDataLoader):
-        if loader.persistent_workers:
-            return False
-        own = stateful.StatefulDataLoader
-    ours = [(getattr(kind, name), getattr(own, name)) for name in ("__iter__", "_get_iterator")]
-    return "collate_fn" in vars(loader) and all(mine is theirs for mine, theirs in ours)
+def _shares(loader: Any) -> bool:
+    """Whether a loader's workers may write to shared memory."""
+    linux = sys.platform == "linux"
+    return linux and isinstance(loader, DataLoader) and loader.num_workers > 0
 
 
 def shape(loader: DataLoader[Any], limit: int, ahead: int) -> Shape | None:
