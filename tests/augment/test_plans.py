@@ -1,6 +1,5 @@
 """Tables: the same for the same context, whatever else."""
 
-import time
 from typing import Any
 
 import numpy as np
@@ -112,14 +111,3 @@ def test_images_that_come_out_in_different_sizes_are_refused() -> None:
         r"widths from 20 to 25: end with a crop, or with Resize\(\(height, width\)\)$",
     ):
         augment.Resize(20).plan(ragged, context())
-
-
-def test_a_plan_takes_less_than_a_millisecond() -> None:
-    layout = Layout.dense(256, 3, 375, 500)
-    times = []
-    for number in range(20):
-        start = time.perf_counter()
-        IMAGENET.plan(layout, context(number))
-        times.append(time.perf_counter() - start)
-
-    assert min(times) < 1e-3  # 0.35 ms; the best of them, since others use the machine too
