@@ -67,8 +67,9 @@ class PerImage:
 
 
 class Vectorised:
-    """The same, with constant tensors of its own and no matrix product, which would need a library
-    workspace that another graph may share.
+    """The same, with constant tensors of its own.
+
+    There is no matrix product in it: that may need a library's workspace, which graphs may share.
 
     Args:
         side: Of the images, in pixels; crops have half of it.

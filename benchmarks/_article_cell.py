@@ -1,12 +1,10 @@
-"""One size of one experiment: its networks, its batches, its halves in all forms, and the proof that
-the rungs do the same work.
-"""
+"""One size of one experiment: networks, batches, halves in all forms; rungs do the same work."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,11 +15,11 @@ from benchmarks._article_augment import PerImage, Vectorised
 from benchmarks._article_costs import gpu_ms
 from benchmarks._article_graphs import Stage
 from benchmarks._article_lanes import Lane, synchronize
-from benchmarks._article_loops import Form, Taken, Work
+from benchmarks._article_loops import Form, Taken, Work, closed
 from benchmarks._article_models import FULL, TINY, Encoder, Shape, Trained, classifier, decoder
 from benchmarks._article_rungs import Rung, absent
 
-__all__ = ["Cell", "Print", "agree", "differ", "made", "megabytes", "prints"]
+__all__ = ["Cell", "Print", "agree", "differ", "made", "prints"]
 
 CHECKED_STEPS = 5
 MOST_BLOCKS = 160
@@ -52,12 +50,6 @@ class Cell:
     forms: Mapping[str, Form]
     trained: Trained
     balance: _article_equal.Balance | None = None
-
-
-def megabytes(shape: Shape, batch_size: int, *, pixels: bool) -> float:
-    """Of a host batch: float images and int64 labels for each pixel, or bytes and one label each."""
-    area = shape.side**2
-    return batch_size * (area * (3 * 4 + 8) if pixels else area * 3 + 8) / 1e6
 
 
 def made(experiment: str, batch_size: int, device: torch.device, seed: int) -> Cell:
@@ -152,17 +144,9 @@ def prints(cell: Cell, rung: Rung, steps: int = CHECKED_STEPS) -> Print:
     run = rung.loop(cell.work, cell.forms[rung.form])
     seen = [_seen(taken, cell.work.device) for taken in itertools.islice(run, steps)]
     moved = float(cell.trained.moved())
-    synchronize(cell.work.device)
-    _close(run)
+    closed(run, cell.work.device)
     losses, staged, labels = ([float(one[place]) for one in seen] for place in range(3))
     return Print(tuple(losses), tuple(staged), tuple(labels), moved)
-
-
-def _close(run: Iterator[Taken]) -> None:
-    """A loop is closed when the device has done all of it."""
-    close: Callable[[], None] | None = getattr(run, "close", None)
-    if close is not None:
-        close()
 
 
 def _seen(taken: Taken, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -43,11 +44,13 @@ class Costs:
 
     Attributes:
         copy_ms: To copy a batch from pinned memory, nothing beside it.
+        launches: Whether the host launches and goes on, as it does for a GPU.
         stage: By form: "eager", and "graphed" where there are graphs.
         step: Likewise.
     """
 
     copy_ms: float
+    launches: bool
     stage: Mapping[str, Half]
     step: Mapping[str, Half]
 
@@ -66,9 +69,13 @@ def costs(work: Work, forms: Mapping[str, Form]) -> Costs:
         return [tensor.to(device, non_blocking=True) for tensor in host]
 
     with torch.no_grad():
-        stages = {name: _half(lambda f=forms[name]: f.stage(images), device) for name in known}
-    steps = {name: _half(lambda f=forms[name]: f.step(*work.resident), device) for name in known}
-    return Costs(gpu_ms(copy, device), stages, steps)
+        stages = {
+            name: _half(functools.partial(forms[name].stage, images), device) for name in known
+        }
+    steps = {
+        name: _half(functools.partial(forms[name].step, *work.resident), device) for name in known
+    }
+    return Costs(gpu_ms(copy, device), device.type == "cuda", stages, steps)
 
 
 def _half(work: Callable[[], object], device: torch.device) -> Half:
@@ -98,16 +105,16 @@ def host_ms(work: Callable[[], object], device: torch.device, times: int = 7) ->
 
 
 def bound(found: Costs, form: str, *, stages: bool) -> str:
-    """ "GPU" if launching takes less time than what is launched, else "launches"; "-" if unknown.
+    """What takes longer: the "GPU", or "launches", by the host; "-" if that is unknown.
 
     Args:
         found: What was measured.
         form: Of a rung.
         stages: Whether it runs the stage too.
     """
-    stage = {"eager": "eager", "stage": "graphed", "graphed": "graphed"}.get(form)
+    stage = {"eager": "eager", "stage": "graphed", "graphed": "graphed"}.get(form, "unknown")
     step = "graphed" if form == "graphed" else "eager"
-    if stage is None or stage not in found.stage:
+    if stage not in found.stage or not found.launches:
         return "-"
     halves = [found.step[step], *([found.stage[stage]] if stages else [])]
     host, gpu = sum(half.host_ms for half in halves), sum(half.gpu_ms for half in halves)

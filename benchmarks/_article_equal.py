@@ -8,7 +8,9 @@ from dataclasses import dataclass
 __all__ = ["Balance", "balance"]
 
 WITHIN = 0.05
-"""Near enough to stop; 0.1 was promised, and the next measurement may differ from this one."""
+"""Near enough to stop: the next measurement may differ from this one."""
+
+EQUAL = 0.1
 
 TRIES = 5
 
@@ -31,6 +33,11 @@ class Balance:
     def ratio(self) -> float:
         """The one's time over the other's; 1 is what was wanted."""
         return self.milliseconds / self.target
+
+    @property
+    def equal(self) -> bool:
+        """Whether they are, within a tenth."""
+        return abs(self.ratio - 1) <= EQUAL
 
 
 def balance(milliseconds: Callable[[int], float], target: float, most: int) -> Balance:

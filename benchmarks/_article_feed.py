@@ -1,8 +1,8 @@
 """Batches for the article's loops: a pool of them in host memory, served by a DataLoader.
 
 The article's DataLoader makes each random tensor anew in a worker. What that costs is not asked
-here, and on a fast GPU it would bound every rung alike, so the batches are made before: a few, which
-come round and round, pinned or not. The DataLoader has no workers and copies nothing.
+here, and on a fast GPU it would bound every rung alike, so the batches are made before: a few,
+which come round and round, pinned or not. The DataLoader has no workers and copies nothing.
 
 Each batch has a brightness of its own, so that one which is taken for another is noticed.
 """
@@ -86,6 +86,6 @@ class _Rounds(Dataset[Any]):
 
 
 def loader(batches: Sequence[Pair]) -> DataLoader[Any]:
-    """Batch after batch, without end; with `pin_memory` if they are pinned, which then costs nothing."""
+    """Batch after batch, without end; with `pin_memory` if they are pinned, which costs nothing."""
     pins = batches[0][0].is_pinned()
     return DataLoader(_Rounds(batches), batch_size=1, collate_fn=default_collate, pin_memory=pins)

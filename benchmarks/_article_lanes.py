@@ -1,4 +1,4 @@
-"""Streams for loops that are also to run where there are none: on the CPU all of it does nothing."""
+"""Streams for loops that also run where there are none: on the CPU all of it does nothing."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Lane:
 
     def wait(self, other: Lane) -> None:
         """What is queued here from now on waits for what is queued there so far."""
-        if self._stream is not None and other._stream is not None:  # noqa: SLF001  # its own kind
-            self._stream.wait_stream(other._stream)  # noqa: SLF001
+        if self._stream is not None and other._stream is not None:  # its own kind
+            self._stream.wait_stream(other._stream)
 
     def reads(self, *tensors: Tensor) -> None:
         """Tensors of other lanes are read here: their memory is not given away before that."""

@@ -23,6 +23,7 @@ for the step before the last: else nothing keeps the host from running ahead, an
 from __future__ import annotations
 
 import itertools
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ from torch import Tensor
 from benchmarks import _article_feed
 from benchmarks._article_feed import Pair
 from benchmarks._article_graphs import Both, Stage, TrainStep
-from benchmarks._article_lanes import Lane
+from benchmarks._article_lanes import Lane, synchronize
 from streamloader import StreamLoader, on
 
 __all__ = [
@@ -44,9 +45,11 @@ __all__ = [
     "Work",
     "article",
     "by_hand",
+    "closed",
     "one_stream",
     "resident",
     "streamed",
+    "take",
     "whole",
 ]
 
@@ -175,7 +178,7 @@ def _as_described(work: Work, form: Form, lanes: Lanes) -> Iterator[Taken]:
 
 def _mended(work: Work, form: Form, lanes: Lanes) -> Iterator[Taken]:
     with_inputs, with_labels, staging, stepping = lanes
-    previous: list[Tensor] = []
+    previous: Pair | None = None
     for host_images, host_labels in _article_feed.loader(work.pinned):
         with_inputs.wait(stepping)  # for the step before the last: this one's comes below
         with_labels.wait(stepping)
@@ -193,8 +196,8 @@ def _mended(work: Work, form: Form, lanes: Lanes) -> Iterator[Taken]:
         if previous:
             with stepping.on():
                 loss = form.step(*previous)
-            yield Taken(loss, *previous, stepping)
-        previous = [staged, labels]
+            yield Taken(loss, previous[0], previous[1], stepping)
+        previous = staged, labels
 
 
 def by_hand(work: Work, form: Form) -> Iterator[Taken]:
@@ -204,7 +207,7 @@ def by_hand(work: Work, form: Form) -> Iterator[Taken]:
     before the last: that is depth 1, and bounds the memory.
     """
     ahead, current = Lane.new(work.device), Lane.current(work.device)
-    previous: list[Tensor] = []
+    previous: Pair | None = None
     for host in _article_feed.loader(work.pinned):
         current.wait(ahead)  # for the batch before this one, which is due
         ahead.wait(current)
@@ -214,7 +217,7 @@ def by_hand(work: Work, form: Form) -> Iterator[Taken]:
         current.reads(staged, labels)
         if previous:
             yield Taken(form.step(*previous), *previous)
-        previous = [staged, labels]
+        previous = staged, labels
 
 
 def streamed(depth: int) -> Loop:
@@ -244,3 +247,24 @@ def resident(work: Work, form: Form) -> Iterator[Taken]:
     """The step alone, on one batch that has been staged."""
     for _ in itertools.count():
         yield Taken(form.step(*work.resident), *work.resident)
+
+
+# -- driving them -------------------------------------------------------------------------------
+
+
+def take(run: Iterator[Taken], steps: int, device: torch.device) -> float:
+    """Seconds of so many steps, from one wait for the device to the next."""
+    synchronize(device)
+    start = time.perf_counter()
+    for _ in itertools.islice(run, steps):
+        pass
+    synchronize(device)
+    return time.perf_counter() - start
+
+
+def closed(run: Iterator[Taken], device: torch.device) -> None:
+    """Ends a loop, when the device has done what it queued: till then its memory is in use."""
+    synchronize(device)
+    close: Callable[[], None] | None = getattr(run, "close", None)
+    if close is not None:
+        close()

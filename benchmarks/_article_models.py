@@ -5,12 +5,13 @@
     classifier  the encoder, Flatten, Linear(4096, 10)
 
 All in float32, as there, with SGD and cross entropy. The first weights are not torch's own, under
-which a signal fades: after eight levels neither features nor loss would tell one batch from another,
-and rungs could not be checked.
+which a signal fades: after eight levels neither features nor loss would tell one batch from
+another, and rungs could not be checked.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -42,7 +43,7 @@ class Shape:
     @property
     def deepest(self) -> int:
         """Channels of the features, which are one pixel."""
-        return self.width * 2**self.levels
+        return self.width << self.levels
 
 
 FULL = Shape(256, 8, 16)
@@ -68,13 +69,14 @@ class Encoder(nn.Module):
         super().__init__()
         widths = [shape.width * 2**level for level in range(shape.levels + 1)]
         layers: list[nn.Module] = [nn.Conv2d(3, shape.width, 1)]
-        for narrow, wide in zip(widths[:-1], widths[1:], strict=True):
+        for narrow, wide in itertools.pairwise(widths):
             layers += [nn.ReLU(), nn.Conv2d(narrow, wide, 2, stride=2)]
         split = 1 + 2 * BLOCKS_AFTER
         self.before, self.after = nn.Sequential(*layers[:split]), nn.Sequential(*layers[split:])
         middle = widths[BLOCKS_AFTER]
         made = [nn.Conv2d(middle, middle, 3, padding=1) for _ in range(most)]
         self.blocks = nn.ModuleList(made)
+        self._made = tuple(made)  # to be sliced in no time: a ModuleList's slice is a new one
         _kept(self.before, self.after)
         for block in made:  # next to nothing is added, whatever their number
             nn.init.normal_(block.weight, std=0.1 / (9 * middle))
@@ -85,7 +87,7 @@ class Encoder(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """The features."""
         middle: Tensor = self.before(images)
-        for block in self.blocks[: self.used]:
+        for block in self._made[: self.used]:
             middle = middle + functional.relu(block(middle))
         features: Tensor = self.after(middle)
         return features
@@ -99,7 +101,7 @@ def decoder(shape: Shape) -> nn.Module:
     """Features to logits "b 10 side side"."""
     widths = [shape.width * 2**level for level in range(shape.levels, -1, -1)]
     layers: list[nn.Module] = []
-    for wide, narrow in zip(widths[:-1], widths[1:], strict=True):
+    for wide, narrow in itertools.pairwise(widths):
         layers += [nn.ConvTranspose2d(wide, narrow, 2, stride=2), nn.ReLU()]
     return _kept(nn.Sequential(*layers, nn.Conv2d(shape.width, CLASSES, 3, padding=1)))
 

@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks._article_cell import Cell
-from benchmarks._article_lanes import synchronize
-from benchmarks._article_loops import Form, Taken
+from benchmarks._article_loops import Form, Taken, closed, take
 from benchmarks._article_rungs import Rung
 
 __all__ = ["Busy", "Profile", "Span", "busy", "profiled", "report"]
@@ -60,7 +59,9 @@ class Busy:
 def busy(spans: Iterable[Span]) -> Busy:
     """Of the time from the first span's beginning to the last one's end."""
     events = sorted(
-        event for span in spans for event in ((span.begin, 1, span.stream), (span.end, -1, span.stream))
+        event
+        for span in spans
+        for event in ((span.begin, 1, span.stream), (span.end, -1, span.stream))
     )
     if not events:
         return Busy(0.0, 0.0, {})
@@ -126,34 +127,23 @@ def _profiled(cell: Cell, rung: Rung) -> Profile:
     form, device = cell.forms[rung.form], cell.work.device
     stage, step, both = _Timer(form.stage), _Timer(form.step), _Timer(form.both)
     run = rung.loop(cell.work, Form(stage, step, both, form.fixed))
-    _take(run, WARM, device)
+    take(run, WARM, device)
     for timer in (stage, step, both):
         timer.seconds = 0.0
-    start = time.perf_counter()
-    _take(run, TIMED, device)
     each = 1e3 / TIMED
-    spent = (time.perf_counter() - start) * each
+    spent = take(run, TIMED, device) * each
     inside = stage.seconds * each, (step.seconds + both.seconds) * each
     spans = _spans(run, device) if device.type == "cuda" else []
-    synchronize(device)
-    close: Callable[[], None] | None = getattr(run, "close", None)
-    if close is not None:
-        close()
+    closed(run, device)
     rest = spent - sum(inside)
     known = (len(spans) / TRACED, busy(spans)) if spans else (None, None)
     return Profile(rung.name, spent, *inside, rest, *known)
 
 
-def _take(run: Iterator[Taken], steps: int, device: torch.device) -> None:
-    for _ in itertools.islice(run, steps):
-        pass
-    synchronize(device)
-
-
 def _spans(run: Iterator[Taken], device: torch.device) -> list[Span]:
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
-        _take(run, TRACED, device)
+        take(run, TRACED, device)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profile.export_chrome_trace(str(path))

@@ -1,8 +1,8 @@
-"""The ladder in words: a table for each size, the article's figures beside, and what follows. Pure."""
+"""The ladder in words: a table for each size, the article's figures, and what follows. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks._article_rungs import EXPERIMENTS, USUAL
@@ -14,14 +14,25 @@ __all__ = ["LEGEND", "THEIRS", "claims", "interval", "report", "sentence"]
 
 THEIRS = {
     ("encoder", 8): "one stream 83 steps/s, two streams 91 (+9.6 %)",
-    ("augment", 32): "augmented by 8 workers 20.41 steps/s, on the GPU 35.22 (+72.6 %), on a stream "
+    (
+        "augment",
+        32,
+    ): "augmented by 8 workers 20.41 steps/s, on the GPU 35.22 (+72.6 %), on a stream "
     "of its own 38.82 (+10.2 % more)",
 }
 """The article's, by experiment and batch size: of another machine."""
 
 THEIR_MACHINE = "The article, on an NVIDIA A10G (g5.2xlarge, 8 vCPU)"
 
-HEAD = ("rung", "steps/s", "img/s", "over one stream", "over the best", "of the ceiling", "bound by")
+HEAD = (
+    "rung",
+    "steps/s",
+    "img/s",
+    "over one stream",
+    "over the best",
+    "of the ceiling",
+    "bound by",
+)
 
 LEGEND = """\
   over one stream: its rate over the rung of one stream in the same form, round by round; in
@@ -77,9 +88,11 @@ def _costs(result: Result) -> list[str]:
         )
     if result.balance:
         one = result.balance
+        unequal = "" if one.equal else ": NOT EQUAL within 10 %"
         lines.append(
-            f"  {one.blocks} blocks make the encoder {one.ratio:.2f} of the step ({one.target:.3f} "
-            "ms): serial order takes both, side by side the longer of them at best"
+            f"  {one.blocks} blocks make the encoder {one.ratio:.2f} of the step, "
+            f"{one.target:.3f} ms{unequal}; one stream takes "
+            "the sum, side by side the longer at best"
         )
     return lines
 
@@ -109,7 +122,7 @@ def claims(results: Sequence[Result]) -> list[str]:
         _augmented(results),
         _vectorised(results),
         _equal(results),
-        _harmless(results),
+        *_harmless(results),
     ]
     words = {True: "holds", False: "DOES NOT HOLD", None: "not measured"}
     return [f"{words[one.holds]}: {one.what} {one.found}".rstrip() for one in found]
@@ -177,16 +190,28 @@ def _equal(results: Sequence[Result]) -> Claim:
     return Claim("equal halves: 1.6 of the serial rate at some size;", holds, words)
 
 
-def _harmless(results: Sequence[Result]) -> Claim:
-    """The interval, not the median: what noise explains is not held against it."""
-    found = {}
+def _harmless(results: Sequence[Result]) -> list[Claim]:
+    """Of the whole interval, where the GPU is the bound: in each form, and of the best forms."""
+    forms: dict[str, Estimate] = {}
+    best: dict[str, Estimate] = {}
     for result in results:
-        row = result.row(USUAL_RUNG)
-        if result.gpu_bound and row and row.over:
-            found[f"{result.experiment} {result.batch_size}"] = row.over
+        name = f"{result.experiment} {result.batch_size}"
+        ours = [r for r in rows(result) if "StreamLoader" in r.rung.name and r.bound == "GPU"]
+        usual = [r for r in ours if f"depth {USUAL}" in r.rung.name and r.over is not None]
+        forms |= {f"{name} {row.rung.form}": row.over for row in usual if row.over}
+        known = [row.best for row in ours if row.best is not None]
+        if known:
+            best[name] = max(known, key=lambda value: value.median)
+    return [
+        _never_below(f"at depth {USUAL} of one stream in the same form", forms),
+        _never_below("at its best of the best of one stream", best),
+    ]
+
+
+def _never_below(of_what: str, found: Mapping[str, Estimate]) -> Claim:
     words = ", ".join(f"{name}: {interval(value)}" for name, value in found.items())
-    holds = all(value.high >= LOSES for value in found.values()) if found else None
-    what = f"where the GPU is the bound, never below {LOSES} of one stream;"
+    holds = all(value.low >= LOSES for value in found.values()) if found else None
+    what = f"where the GPU is the bound, not below {LOSES} {of_what};"
     return Claim(what, holds, words)
 
 

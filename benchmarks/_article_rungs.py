@@ -117,7 +117,12 @@ def _augment() -> list[Rung]:
 
 def _upper(graphed_depths: Sequence[int]) -> list[Rung]:
     streams = [
-        Rung(f"4 StreamLoader, depth {depth}", "its default settings", loops.streamed(depth), base=ONE)
+        Rung(
+            f"4 StreamLoader, depth {depth}",
+            "its default settings",
+            loops.streamed(depth),
+            base=ONE,
+        )
         for depth in DEPTHS
     ]
     both = [

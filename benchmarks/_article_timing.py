@@ -5,23 +5,20 @@ NOTE [Blocks of the ladder]
 All rungs of a size stay open. A few steps that nobody times come before a block, then the device is
 waited for, and the block ends when it has done all: what a rung that looks ahead has ready at the
 beginning it must have ready again at the end, so nothing is had for free. Steps are as many as the
-rung's own step time asks for. Memory that streams of other rungs hold unused is given back when most
-of the device's is taken; the untimed steps get it again.
+rung's own step time asks for. Memory that streams of other rungs hold unused is given back when
+most of the device's is taken; the untimed steps get it again.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from benchmarks._article_cell import Cell
-from benchmarks._article_lanes import synchronize
-from benchmarks._article_loops import Taken
+from benchmarks._article_loops import Taken, closed, take
 from benchmarks._article_rungs import Rung
 
 __all__ = ["Block", "Opened", "Pace", "close_all", "opened", "run_rounds", "steps_in", "worth"]
@@ -101,8 +98,8 @@ def opened(cell: Cell, rungs: Sequence[Rung], pace: Pace) -> list[Opened]:
             run = rung.loop(cell.work, cell.forms[rung.form])
             found.append(Opened(rung, run, pace.least))
             half = max(pace.warm // 2, 1)
-            _take(run, half, cell.work.device)
-            seconds = _take(run, half, cell.work.device)
+            take(run, half, cell.work.device)
+            seconds = take(run, half, cell.work.device)
             found[-1] = Opened(rung, run, steps_in(seconds / half, pace))
     except BaseException:
         close_all(cell, found)
@@ -110,23 +107,10 @@ def opened(cell: Cell, rungs: Sequence[Rung], pace: Pace) -> list[Opened]:
     return found
 
 
-def _take(run: Iterator[Taken], steps: int, device: torch.device) -> float:
-    """Seconds of so many steps, from one wait for the device to the next."""
-    synchronize(device)
-    start = time.perf_counter()
-    for _ in itertools.islice(run, steps):
-        pass
-    synchronize(device)
-    return time.perf_counter() - start
-
-
 def close_all(cell: Cell, rungs: Sequence[Opened]) -> None:
-    """Ends loops, when the device has done what they queued."""
-    synchronize(cell.work.device)
+    """Ends loops."""
     for one in rungs:
-        close: Callable[[], None] | None = getattr(one.run, "close", None)
-        if close is not None:
-            close()
+        closed(one.run, cell.work.device)
 
 
 def run_rounds(
@@ -152,8 +136,8 @@ def run_rounds(
         blocks = []
         for one in rungs if number % 2 == 0 else rungs[::-1]:
             _spare(device)
-            _take(one.run, pace.settle, device)
-            seconds = _take(one.run, one.steps, device)
+            take(one.run, pace.settle, device)
+            seconds = take(one.run, one.steps, device)
             blocks.append(Block(one.rung.name, number, one.steps, seconds))
         yield blocks
 

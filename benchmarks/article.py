@@ -4,8 +4,8 @@
         [--rounds N] [--quick] [--profile] [--json FILE] [--plot FILE]
 
 from the root of the repository. "Pipelining AI/ML Training Workloads with CUDA Streams" (Towards
-Data Science, 2025) runs a frozen encoder beside a decoder that is trained, and augmentation beside a
-classifier. Same networks, sizes and kinds of data; the code is written anew from its description:
+Data Science, 2025) runs a frozen encoder beside a decoder that is trained, and augmentation beside
+a classifier. Same networks, sizes and kinds of data; the code is written anew from its description:
 
     0   the article's loops: one stream, and pipelined; pageable copies, the latter with its races
     1   + pinned copies, and the waits that it lacks
@@ -17,10 +17,11 @@ classifier. Same networks, sizes and kinds of data; the code is written anew fro
 
 `equal` is the first experiment with an encoder that is made as slow as the decoder's step.
 
-Two decisions. The vectorised augmentation samples once, crop, resize and rotation together, and blurs
-each image with a sigma of its own by two grouped convolutions; its draws are made on the device. And
-batches come from a pool in host memory, since making them is not what is asked (_article_feed.py).
-Augmentation on the CPU, the article's first figure, is left out: it measures the workers.
+Two decisions. The vectorised augmentation samples once, crop, resize and rotation together, and
+blurs each image with a sigma of its own by two grouped convolutions; its draws are made on the
+device. And batches come from a pool in host memory, since making them is not what is asked
+(_article_feed.py). Augmentation on the CPU, the article's first figure, is left out: it measures
+the workers.
 
 Before a size is timed, all rungs but the article's racy one show that they take the same steps.
 Interrupted (Ctrl-C, or a `timeout`), it reports the rounds that are complete; JSON is written after
@@ -36,12 +37,11 @@ GPU, and moving work beside it gains nothing." `sentence` makes it from a run.
     _article_graphs.py   halves as graphs      _article_timing.py  rounds of blocks
     _article_lanes.py    streams, or none      _article_summary.py ratios and intervals
     _article_loops.py    the loops             _article_report.py  tables and sentences
-    _article_rungs.py    the ladder            _article_profile.py, _article_plot.py
+    _article_rungs.py    the ladder            _article_options.py, _profile.py, _plot.py
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import gc
 import json
@@ -51,7 +51,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -59,30 +58,18 @@ import torch
 from benchmarks import _article_profile
 from benchmarks._article_cell import Cell, agree, made
 from benchmarks._article_costs import costs
+from benchmarks._article_options import LEAST_ROUNDS, Options, parse, plan, seconds_for, where
 from benchmarks._article_plot import draw
 from benchmarks._article_profile import Profile, profiled
 from benchmarks._article_report import LEGEND, claims, report, sentence
-from benchmarks._article_rungs import EXPERIMENTS, Rung, absent, ladder
+from benchmarks._article_rungs import Rung, absent, ladder
 from benchmarks._article_summary import Result, as_data
-from benchmarks._article_timing import Block, Pace, close_all, opened, run_rounds, worth
+from benchmarks._article_timing import Block, close_all, opened, run_rounds, worth
 from benchmarks._report import columns
 from benchmarks._require import require
 from benchmarks._summary import estimate
 
-__all__ = ["Options", "Run", "main", "plan", "seconds_for"]
-
-SIZES = {"encoder": (8, 32, 128, 512), "augment": (8, 32, 128, 512), "equal": (2, 8)}
-QUICK_SIZES = {"encoder": (8,), "augment": (32,), "equal": (8,)}
-TINY_SIZES = {"encoder": (2, 4), "augment": (2, 4), "equal": (2,)}
-"""On the CPU, which only shows that all runs."""
-
-ROUNDS, QUICK_ROUNDS, LEAST_ROUNDS = 5, 3, 3
-PACE, QUICK_PACE = Pace(block_seconds=0.25), Pace(block_seconds=0.15)
-TINY_PACE = Pace(warm=2, settle=1, block_seconds=0.01, least=2)
-
-BUDGET = 420.0
-MAKING = 12.0
-"""Seconds, of a cell: its pool, graphs, checks and costs."""
+__all__ = ["Run", "main"]
 
 PROFILED = (
     "2 one stream",
@@ -90,37 +77,6 @@ PROFILED = (
     "5 one graph",
     "5 StreamLoader, depth 2, both graphed",
 )
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the command line asks for.
-
-    Attributes:
-        experiments: Which.
-        sizes: Of each; empty is the usual ones.
-        rounds: Of each size.
-        device: Where.
-        pace: Of blocks.
-        budget: Seconds for all: then a size is content with three rounds.
-        profile: Whether to profile sizes that are bound by launches.
-        quick: Fewer sizes, too.
-        seed: Of weights and data.
-        json: Where to write what was found.
-        plot: Where to draw it.
-    """
-
-    experiments: Sequence[str]
-    sizes: Sequence[int]
-    rounds: int
-    device: torch.device
-    pace: Pace
-    budget: float
-    profile: bool
-    quick: bool
-    seed: int
-    json: Path | None
-    plot: Path | None
 
 
 @dataclass
@@ -166,26 +122,12 @@ class Run:
             "seconds": time.perf_counter() - self.start,
             "results": [as_data(result) for result in self.results],
             "failed": self.failed,
-            "claims": claims(self.results),
+            "claims": claims(self.results) if options.device.type == "cuda" else [],
             "profiles": {
                 name: [dataclasses.asdict(one) for one in found]
                 for name, found in self.profiles.items()
             },
         }
-
-
-def plan(options: Options) -> list[tuple[str, int]]:
-    """Experiments and batch sizes, in order."""
-    usual = QUICK_SIZES if options.quick else SIZES
-    usual = usual if options.device.type == "cuda" else TINY_SIZES
-    return [(name, size) for name in options.experiments for size in options.sizes or usual[name]]
-
-
-def seconds_for(options: Options) -> float:
-    """About how long all of it takes on a GPU."""
-    each = options.pace.block_seconds * 1.25
-    blocks = sum(len(ladder(name)) * options.rounds for name, _ in plan(options))
-    return blocks * each + MAKING * len(plan(options))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -199,6 +141,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         require("matplotlib")  # before the work, not after it
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     torch.backends.cudnn.benchmark = True
+    if options.device.type == "cpu":
+        torch.set_num_threads(1)  # those of a pool would fight the loaders' for the cores
     run = Run(options)
     todo = plan(options)
     print(f"{where(options.device)}, torch {torch.__version__}; {len(todo)} sizes, about "
@@ -218,6 +162,7 @@ def _measure_all(run: Run, todo: Sequence[tuple[str, int]]) -> None:
         left = run.options.budget - (time.perf_counter() - run.start)
         deadline = time.perf_counter() + left / (len(todo) - place)
         try:
+            _free(run.options.device)
             result = measured(run, experiment, size, deadline)
         except (RuntimeError, ValueError) as error:  # out of memory, too: others go on
             run.failed[f"{experiment}, batch {size}"] = f"{type(error).__name__}: {error}"
@@ -227,7 +172,6 @@ def _measure_all(run: Run, todo: Sequence[tuple[str, int]]) -> None:
             run.results.append(result)
             print("", *report(result), "", sep="\n", flush=True)
         run.save()
-        _free(run.options.device)
         if run.interrupted:
             raise KeyboardInterrupt
 
@@ -312,9 +256,11 @@ def _finish(run: Run) -> None:
     options = run.options
     if run.results:
         confidence = min(estimate(range(r.rounds)).confidence for r in run.results)
-        print(LEGEND.format(confidence=confidence), "", *claims(run.results), sep="\n")
+        print(LEGEND.format(confidence=confidence), "", sep="\n")
         said = [sentence(run.results, name) for name in options.experiments]
-        print(*filter(None, said), sep="\n")
+        cuda = options.device.type == "cuda"
+        print(*(claims(run.results) if cuda else ["Overlap needs an accelerator."]), sep="\n")
+        print(*filter(None, said if cuda else []), sep="\n")
         if options.plot:
             draw(options.plot, f"{where(options.device)}, float32", run.results)
     if run.interrupted:
@@ -323,87 +269,6 @@ def _finish(run: Run) -> None:
     run.say("done")
     if run.failed:
         sys.exit("\n".join(f"{name}: {reason}" for name, reason in run.failed.items()))
-
-
-def where(device: torch.device) -> str:
-    """The machine."""
-    cuda = device.type == "cuda"
-    return torch.cuda.get_device_name(device) if cuda else "the CPU, which overlaps nothing"
-
-
-def parse(arguments: Sequence[str] | None) -> Options:
-    """The command line."""
-    parser = _parser()
-    given = parser.parse_args(arguments)
-    try:
-        device = _device(given.device)
-        sizes = [_positive("--batch-sizes", text) for text in given.batch_sizes]
-        rounds = None if given.rounds is None else _positive("--rounds", given.rounds)
-    except ValueError as error:
-        parser.error(str(error))
-    pace = QUICK_PACE if given.quick else PACE
-    return Options(
-        experiments=[given.experiment] if given.experiment else list(EXPERIMENTS),
-        sizes=sizes,
-        rounds=rounds or (QUICK_ROUNDS if given.quick else ROUNDS),
-        device=device,
-        pace=pace if device.type == "cuda" else TINY_PACE,
-        budget=given.budget,
-        profile=given.profile,
-        quick=given.quick,
-        seed=given.seed,
-        json=given.json,
-        plot=given.plot,
-    )
-
-
-def _device(name: str) -> torch.device:
-    """The device called `name`.
-
-    Raises:
-        ValueError: It is CUDA, and torch finds none; or something else than that or the CPU.
-    """
-    device = torch.device(name)
-    if device.type == "cpu":
-        return device
-    if device.type == "cuda" and torch.cuda.is_available():
-        torch.cuda.set_device(device.index or 0)
-        return torch.device("cuda", device.index or 0)
-    raise ValueError(
-        f"--device must be cuda, and torch finds none for {name!r}: run this on a machine with a "
-        "GPU, or give --device cpu, where networks are tiny, to see that all runs"
-    )
-
-
-def _positive(name: str, text: str) -> int:
-    """A whole number above zero.
-
-    Raises:
-        ValueError: It is none.
-    """
-    if not text.isdecimal() or not int(text):
-        raise ValueError(f"{name} takes whole numbers above zero, got {text!r}")
-    return int(text)
-
-
-def _listed(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="The article's experiments, one change at a time.")
-    add = parser.add_argument
-    add("--experiment", choices=list(EXPERIMENTS), help="one of them; all by default")
-    add("--batch-sizes", type=_listed, default=[], metavar="N,...", help="instead of the usual")
-    add("--rounds", metavar="N", help=f"of blocks; {ROUNDS} by default")
-    add("--device", default="cuda", help="cuda, or cpu to see that all runs")
-    add("--quick", action="store_true", help=f"{QUICK_ROUNDS} shorter rounds, a size each")
-    add("--budget", type=float, default=BUDGET, metavar="S", help="seconds for all of it")
-    add("--profile", action="store_true", help="where a step's time goes, if launches bound it")
-    add("--seed", type=int, default=0, help="of weights and data")
-    add("--json", type=Path, metavar="FILE", help="write every block's values")
-    add("--plot", type=Path, metavar="FILE", help="draw ratios against batch sizes")
-    return parser
 
 
 if __name__ == "__main__":
