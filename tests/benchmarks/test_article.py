@@ -7,15 +7,17 @@ import pytest
 import torch
 
 from benchmarks import article
+from benchmarks._article_cell import made
 from benchmarks._article_options import BUDGET, parse, plan, seconds_for
 from benchmarks._article_rungs import GRAPHS
+from benchmarks._article_timing import run_rounds
 
 
 @pytest.fixture(autouse=True)
 def threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """The benchmark settles these for its process."""
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
-    monkeypatch.setattr(article.signal, "signal", lambda *_: None)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
 
 
@@ -51,7 +53,7 @@ def test_all_of_it_runs_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_interrupted_it_reports_the_rounds_that_are_complete(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rounds = article.run_rounds
+    rounds = run_rounds
 
     def cut(*arguments: Any) -> Any:
         yield next(rounds(*arguments))
@@ -68,14 +70,14 @@ def test_interrupted_it_reports_the_rounds_that_are_complete(
 def test_a_size_that_fails_does_not_end_the_others(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    make = article.made
+    make = made
 
-    def made(experiment: str, size: int, *rest: Any) -> Any:
+    def picky(experiment: str, size: int, *rest: Any) -> Any:
         if size == 4:
             raise RuntimeError("no memory")
         return make(experiment, size, *rest)
 
-    monkeypatch.setattr(article, "made", made)
+    monkeypatch.setattr(article, "made", picky)
     arguments = [
         "--device",
         "cpu",
