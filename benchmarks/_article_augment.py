@@ -118,9 +118,8 @@ class Vectorised:
         """Each image blurred by a `sigma` of its own, "b 1 1", first along rows."""
         count, channels, height, width = images.shape
         weights = torch.exp(-0.5 * (self._taps / sigma[:, :, 0]).square())
-        weights = (weights / weights.sum(1, keepdim=True)).repeat_interleave(
-            channels, 0, output_size=count * channels
-        )
+        weights = (weights / weights.sum(1, keepdim=True))[:, None].expand(-1, channels, -1)
+        weights = weights.reshape(count * channels, len(self._taps))
         row, column = weights[:, None, None, :], weights[:, None, :, None]
         flat = functional.pad(images, (REACH,) * 4, mode="reflect").flatten(0, 1)[None]
         flat = functional.conv2d(flat, row, groups=count * channels)

@@ -28,7 +28,8 @@ MOST_BLOCKS = 160
 TOLERANCE = 2e-3
 """Relative: of TF32 sums in another order, and far below what another batch would give."""
 
-MOVED_TOLERANCE = 0.02
+MOVED_TOLERANCE = 0.08
+"""Likewise: many changes are as small as a weight's last bit. One of five steps would be 0.2."""
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,14 @@ import functools
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from benchmarks import _setting
-from benchmarks._article_lanes import synchronize
+from benchmarks._article_lanes import Lane, synchronize
 from benchmarks._article_loops import Form, Work
 from benchmarks._augment_timing import Cost, block
 
@@ -47,12 +48,14 @@ class Costs:
         launches: Whether the host launches and goes on, as it does for a GPU.
         stage: By form: "eager", and "graphed" where there are graphs.
         step: Likewise.
+        beside: GPU time of both at once, on two streams, each with what it needs at hand; likewise.
     """
 
     copy_ms: float
     launches: bool
     stage: Mapping[str, Half]
     step: Mapping[str, Half]
+    beside: Mapping[str, float] = field(default_factory=dict)
 
     def as_data(self) -> dict[str, Any]:
         """Ready for JSON."""
@@ -75,7 +78,22 @@ def costs(work: Work, forms: Mapping[str, Form]) -> Costs:
     steps = {
         name: _half(functools.partial(forms[name].step, *work.resident), device) for name in known
     }
-    return Costs(gpu_ms(copy, device), device.type == "cuda", stages, steps)
+    beside = {name: _beside(forms[name], images, work) for name in known}
+    return Costs(gpu_ms(copy, device), device.type == "cuda", stages, steps, beside)
+
+
+def _beside(form: Form, images: Tensor, work: Work) -> float:
+    """What the GPU has room for, whoever queues it: the stage beside a step of another batch."""
+    current, side = Lane.current(work.device), Lane.new(work.device)
+
+    def both() -> None:
+        side.wait(current)
+        with side.on(), torch.no_grad():
+            form.stage(images)
+        form.step(*work.resident)
+        current.wait(side)
+
+    return gpu_ms(both, work.device)
 
 
 def _half(work: Callable[[], object], device: torch.device) -> Half:

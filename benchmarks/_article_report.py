@@ -86,6 +86,13 @@ def _costs(result: Result) -> list[str]:
             f"  {form}: GPU stage {stage.gpu_ms:.3f} + step {step.gpu_ms:.3f} ms; to launch them "
             f"{stage.host_ms:.3f} + {step.host_ms:.3f} ms"
         )
+        if form in costs.beside:
+            beside = costs.beside[form]
+            room = (stage.gpu_ms + step.gpu_ms) / beside
+            lines.append(
+                f"    at once, on two streams, nothing copied: {beside:.3f} ms, {room:.2f} times "
+                "the serial rate"
+            )
     if result.balance:
         one = result.balance
         unequal = "" if one.equal else ": NOT EQUAL within 10 %"

@@ -152,6 +152,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _measure_all(run, todo)
         if options.profile:
             _profile_all(run)
+    except RuntimeError as error:  # of profiling: what was timed is to be told all the same
+        run.failed["profile"] = f"{type(error).__name__}: {error}"
     except KeyboardInterrupt:
         run.interrupted = True
     _finish(run)

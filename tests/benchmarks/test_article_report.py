@@ -24,6 +24,7 @@ COSTS = Costs(
     launches=True,
     stage={"eager": Half(1.0, 0.5), "graphed": Half(1.0, 0.1)},
     step={"eager": Half(2.0, 4.0), "graphed": Half(2.0, 0.1)},
+    beside={"graphed": 2.5},
 )
 
 
@@ -74,6 +75,8 @@ def test_the_table_has_a_line_for_each_rung_and_the_articles_figures_are_another
         "121.2", "970", "1.200 [1.200, 1.200]", "0.800 [0.800, 0.800]", "0.600", "launches",
     ]  # fmt: skip
     assert "other: not here" in lines
+    room = "at once, on two streams, nothing copied: 2.500 ms, 1.20 times the serial rate"
+    assert f"    {room}" in lines
     assert lines[-1].startswith(
         "The article, on an NVIDIA A10G (g5.2xlarge, 8 vCPU): one stream 83"
     )
