@@ -26,6 +26,7 @@ and where each part of it is written down:
     batch.py      the record that travels
     tree.py       nested batches: visit, rebuild any container
     layout.py     what is packed where, which tensors share a copy; pure
+    carve.py      tensors out of a block's bytes, many by one call
     context.py    what a batch's randomness depends on; pure
     stats.py      what was waited for: the source, the device
     device/       the seam: sixteen verbs; CUDA and other accelerators, the CPU

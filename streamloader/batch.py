@@ -52,7 +52,7 @@ class Batch:
     Attributes:
         number: Its place in the pass, from 0.
         value: Its structure, as the source made it, without the tensors that were packed away
-            wherever a container does without.
+            wherever a container does without; a `Sent` that is whole, until it is launched.
         leaves: What its leaves are by now, in order: GONE where a tensor was packed away.
         specs: The tensors that travel, in the order of their GONEs.
         dresses: What they are beside their bytes.

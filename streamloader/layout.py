@@ -19,6 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from streamloader.carve import Cut, cuts
+
 __all__ = [
     "ALIGNMENT",
     "EMPTY",
@@ -27,10 +29,9 @@ __all__ = [
     "Layout",
     "Place",
     "Spec",
-    "beside",
-    "carve",
     "dense",
     "layout",
+    "merged",
     "plain",
     "runs",
 ]
@@ -98,14 +99,16 @@ class Layout(NamedTuple):
         blocks: Device allocations, each filled by one copy.
         places: One for each tensor, in the batch's order.
         slab: Bytes of pinned host memory that it needs.
+        cuts: How the tensors are cut out of the blocks.
     """
 
     blocks: tuple[Block, ...]
     places: tuple[Place, ...]
     slab: int
+    cuts: tuple[Cut, ...]
 
 
-EMPTY = Layout((), (), 0)
+EMPTY = Layout((), (), 0, ())
 """Of a batch without tensors that travel."""
 
 
@@ -127,15 +130,25 @@ def layout(specs: tuple[Spec, ...]) -> Layout:
         in_place = specs[group[0]].pinned and group[0] in alone
         blocks.append(Block(end, None if in_place else slab, group[0]))
         slab += 0 if in_place else offset
-    return Layout(tuple(blocks), tuple(places[n] for n in range(len(specs))), slab)
+    ordered = tuple(places[number] for number in range(len(specs)))
+    return Layout(tuple(blocks), ordered, slab, cuts(specs, ordered))
 
 
-def beside(there: Layout, more: Layout) -> Layout:
-    """The recipe for tensors that have one, followed by others that have one of their own."""
-    tensors, blocks = len(there.places), len(there.blocks)
-    shifted = tuple(block._replace(first=block.first + tensors) for block in more.blocks)
-    places = tuple(Place(place.block + blocks, place.offset) for place in more.places)
-    return Layout(there.blocks + shifted, there.places + places, there.slab + more.slab)
+def merged(
+    there: Layout, here: Layout, numbers: Sequence[int | None], specs: Sequence[Spec]
+) -> Layout:
+    """One recipe for tensors that have two.
+
+    Args:
+        there: Of some.
+        here: Of the others, in order; its blocks follow those of the first.
+        numbers: Of each tensor, its number among those of `there`; None if it is another.
+        specs: Of all.
+    """
+    shifted = [block._replace(first=block.first + len(there.places)) for block in here.blocks]
+    others = (Place(place.block + len(there.blocks), place.offset) for place in here.places)
+    places = tuple(next(others) if n is None else there.places[n] for n in numbers)
+    return Layout((*there.blocks, *shifted), places, here.slab, cuts(specs, places))
 
 
 def runs(specs: Sequence[Spec]) -> tuple[list[int], list[int]]:
@@ -183,27 +196,3 @@ def plain(tensor: Tensor) -> bool:
         and type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
         and not (tensor.is_nested or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
     )
-
-
-def carve(blocks: Sequence[Tensor], specs: Sequence[Spec], places: Sequence[Place]) -> list[Tensor]:
-    """Tensors on the memory of uint8 `blocks`, none of them a view.
-
-    Of two calls a tensor: where it lies, and a version counter of its own.
-    """
-    bases: dict[tuple[int, torch.dtype], tuple[Tensor, int]] = {}
-    made = []
-    for spec, place in zip(specs, places, strict=True):
-        key = (place.block, spec.dtype)
-        if key not in bases:
-            bases[key] = _base(blocks[place.block], spec.dtype)
-        base, start = bases[key]
-        offset = start + place.offset // spec.dtype.itemsize
-        made.append(base.as_strided(spec.shape, spec.stride, offset).data)
-    return made
-
-
-def _base(block: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
-    """A tensor of a block's storage, and where in it the block begins, in elements."""
-    base = torch.empty(0, dtype=dtype, device=block.device)
-    base.set_(block.untyped_storage(), 0, (0,), (1,))
-    return base, int(block.storage_offset()) // dtype.itemsize

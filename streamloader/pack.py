@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import ctypes
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +22,7 @@ from torch.utils.data import DataLoader, default_collate
 from streamloader import tree
 from streamloader.batch import GONE, Batch, Dress
 from streamloader.device import Device
-from streamloader.layout import EMPTY, Layout, Spec, beside, dense, layout, plain
+from streamloader.layout import Layout, Spec, dense, layout, merged, plain
 from streamloader.region import Region
 from streamloader.sent import Sent
 from streamloader.transforms import Tabled
@@ -102,7 +101,10 @@ class Packer:
         """The batch that carries `value`, or None when the pass was `closed()` meanwhile."""
         found = _Leaves(self.device, self.fresh, self.pinned)
         if isinstance(value, Sent):
-            value = self._opened(value, found)
+            stays = self._stays(value)
+            if stays and value.whole and self.plan is None:
+                return _as_it_lies(number, value)
+            value = self._opened(value, found, stays=stays)
         table = None if self.plan is None else self.plan(number, value)
         if not found.fresh:
             value = tree.copied(value)
@@ -117,15 +119,18 @@ class Packer:
         batch.specs, batch.dresses, batch.sent = tuple(found.specs), found.dresses, found.sent
         return batch if self._fill(batch, found, closed) else None
 
-    def _opened(self, sent: Sent, found: _Leaves) -> Any:
+    def _stays(self, sent: Sent) -> bool:
+        """Whether it is sent from the shared memory that it lies in."""
+        if self.region is not None:
+            self.region.noticed(sent)
+        return not self.device.host and self.region is not None and not self.region.refused
+
+    def _opened(self, sent: Sent, found: _Leaves, *, stays: bool) -> Any:
         """The value of a batch in shared memory, which nobody else writes to while it is held.
 
         On the host it is handed out as it lies there, but for what would leave workers too little.
         """
         found.fresh = found.shared = True
-        if self.region is not None:
-            self.region.noticed(sent)
-        stays = not self.device.host and self.region is not None and not self.region.refused
         standing: Sequence[Tensor] = sent.recipe.standing
         if not stays or self.plan is not None:
             standing = sent.recipe.views(sent.memory)
@@ -143,10 +148,12 @@ class Packer:
 
     def _fill(self, batch: Batch, found: _Leaves, closed: Callable[[], bool]) -> bool:
         """Lays the batch out, and copies what is not in shared memory."""
-        there = EMPTY if batch.sent is None else batch.sent.recipe.layout
-        here = layout(tuple(found.here))
-        batch.layout = _merged(there, here, found.numbers)
-        before = len(there.places)
+        batch.layout = here = layout(tuple(found.here))
+        before = 0
+        if batch.sent is not None:
+            there = batch.sent.recipe.layout
+            before = len(there.places)
+            batch.layout = merged(there, here, found.numbers, batch.specs)
         batch.direct = {
             b.first + before: found.tensors[b.first] for b in here.blocks if b.offset is None
         }
@@ -158,18 +165,10 @@ class Packer:
         return True
 
 
-def _merged(there: Layout, here: Layout, numbers: Sequence[int | None]) -> Layout:
-    """One recipe for tensors in the batch's order.
-
-    Args:
-        there: Of those in shared memory.
-        here: Of the others, in order.
-        numbers: Of each tensor, its number among those in shared memory; None if it is another.
-    """
-    both = beside(there, here)
-    others = itertools.count(len(there.places))
-    places = [both.places[next(others) if n is None else n] for n in numbers]
-    return both._replace(places=tuple(places))
+def _as_it_lies(number: int, sent: Sent) -> Batch:
+    """A batch that is all in shared memory: its value is made when its tensors are."""
+    recipe = sent.recipe
+    return Batch(number, sent, layout=recipe.layout, sent=sent, shared=True, nbytes=recipe.nbytes)
 
 
 def _write(plan: Layout, tensors: list[Tensor], address: int) -> None:

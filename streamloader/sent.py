@@ -27,8 +27,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from streamloader import tree
-from streamloader.layout import Block, Layout, Place, Spec, carve, dense, plain, runs
-from streamloader.shared import Shared, Slab, contiguous
+from streamloader.carve import carve, contiguous, cuts
+from streamloader.layout import Block, Layout, Place, Spec, dense, plain, runs
+from streamloader.shared import Shared, Slab
+
+LITTLE = 1 << 15
+"""Bytes of a pickled batch that may be unpickled where the caller waits for it: some 0.1 ms."""
 
 __all__ = ["Recipe", "Sent", "packed", "wanted"]
 
@@ -40,23 +44,20 @@ class Recipe(NamedTuple):
         specs: The tensors.
         layout: Their blocks; `slab` is 0, since they need no other memory.
         used: Bytes of the slab.
+        nbytes: Bytes of the tensors.
         standing: What stands for them meanwhile, one empty tensor each.
     """
 
     specs: tuple[Spec, ...]
     layout: Layout
     used: int
+    nbytes: int
     standing: tuple[Tensor, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the tensors."""
-        return sum(spec.nbytes for spec in self.specs)
 
     def views(self, memory: Tensor) -> list[Tensor]:
         """The tensors in a slab's memory, each with a version counter of its own."""
         blocks = [memory[block.offset :] for block in self.layout.blocks]
-        return carve(blocks, self.specs, self.layout.places)
+        return carve(blocks, self.layout.cuts)
 
 
 class Sent:
@@ -69,11 +70,13 @@ class Sent:
         shared: What the slab is part of.
         number: The slab's number.
         left_out: Bytes of what did not fit.
+        whole: Whether these are all its tensors, and nothing in it has a `.to`; and there is little
+            else, so that unpickling it takes no time.
     """
 
-    __slots__ = ("_payload", "left_out", "memory", "number", "recipe", "shared")
+    __slots__ = ("_payload", "left_out", "memory", "number", "recipe", "shared", "whole")
 
-    def __init__(  # a record
+    def __init__(  # noqa: PLR0913  # a record
         self,
         recipe: Recipe,
         memory: Tensor,
@@ -81,9 +84,11 @@ class Sent:
         shared: Shared,
         number: int,
         left_out: int,
+        *,
+        whole: bool,
     ) -> None:
         self.recipe, self.memory, self._payload = recipe, memory, payload
-        self.shared, self.number, self.left_out = shared, number, left_out
+        self.shared, self.number, self.left_out, self.whole = shared, number, left_out, whole
 
     def value(self, standing: Sequence[Tensor]) -> Any:
         """The batch, once, with `standing` in place of its tensors, in the recipe's order."""
@@ -107,7 +112,8 @@ def packed(value: Any, slab: Slab, shared: Shared) -> Any:
 
     Those that are in it already, since they were made there, stay where they are.
     """
-    tensors = {id(leaf): leaf for leaf in tree.leaves(value) if _travels(leaf)}
+    leaves = tree.leaves(value)
+    tensors = {id(leaf): leaf for leaf in leaves if _travels(leaf)}
     recipe, there = _placed(list(tensors.values()), slab)
     if not there and not slab.left_out:
         return value
@@ -115,8 +121,9 @@ def packed(value: Any, slab: Slab, shared: Shared) -> Any:
     payload = io.BytesIO()
     _Pickler(payload, numbers).dump(value)
     shared.send(slab.number)
-    key = (shared.owner, shared.key)
-    return _InQueue(key, slab.number, recipe, payload.getvalue(), slab.left_out)
+    key, pickled = (shared.owner, shared.key), payload.getvalue()
+    whole = len(pickled) < LITTLE and all(id(leaf) in numbers for leaf in leaves)
+    return _InQueue(key, slab.number, recipe, pickled, slab.left_out, whole)
 
 
 def _travels(leaf: Any) -> bool:
@@ -138,8 +145,10 @@ def _placed(tensors: list[Tensor], slab: Slab) -> tuple[bytes, list[Tensor]]:
             end = max(start + specs[n].nbytes for n, start in starts.items())
             blocks.append(Block(end - first, first, len(places), shared=True))
             places |= {n: Place(len(blocks) - 1, start - first) for n, start in starts.items()}
-    recipe = tuple(specs[n] for n in places), Layout(tuple(blocks), tuple(places.values()), 0)
-    return _pickled(*recipe, slab.used), [tensors[n] for n in places]
+    there = tuple(specs[n] for n in places)
+    return _pickled(there, tuple(blocks), tuple(places.values()), slab.used), [
+        tensors[n] for n in places
+    ]
 
 
 def _put(tensor: Tensor, spec: Spec, slab: Slab, *, stays: bool) -> int | None:
@@ -166,14 +175,18 @@ def _dense(tensor: Tensor) -> bool:
 
 
 @functools.lru_cache(maxsize=64)
-def _pickled(specs: tuple[Spec, ...], layout: Layout, used: int) -> bytes:
-    return pickle.dumps((specs, layout, used))
+def _pickled(
+    specs: tuple[Spec, ...], blocks: tuple[Block, ...], places: tuple[Place, ...], used: int
+) -> bytes:
+    return pickle.dumps((specs, blocks, places, used))
 
 
 @functools.lru_cache(maxsize=64)
 def _recipe(pickled: bytes) -> Recipe:
-    specs, layout, used = pickle.loads(pickled)  # a worker of this process made it
-    return Recipe(specs, layout, used, tuple(torch.empty(0, device="cpu") for _ in specs))
+    specs, blocks, places, used = pickle.loads(pickled)  # a worker of this process made it
+    layout = Layout(blocks, places, 0, cuts(specs, places))
+    standing = tuple(torch.empty(0, device="cpu") for _ in specs)
+    return Recipe(specs, layout, used, sum(spec.nbytes for spec in specs), standing)
 
 
 @contextlib.contextmanager
@@ -190,7 +203,12 @@ _thread = threading.local()
 
 
 def _received(
-    key: tuple[int, int], number: int, recipe: bytes, payload: bytes, left_out: int
+    key: tuple[int, int],
+    number: int,
+    recipe: bytes,
+    payload: bytes,
+    left_out: int,
+    whole: bool,  # noqa: FBT001  # pickle passes it by position
 ) -> Any:
     """Unpickles a batch, in the process that owns the slab.
 
@@ -203,7 +221,8 @@ def _received(
             "this batch lies in memory of a StreamLoader that was closed, or that belongs to "
             "another process: iterate over the StreamLoader where it was made"
         )
-    sent = Sent(_recipe(recipe), shared.received(number), payload, shared, number, left_out)
+    memory = shared.received(number)
+    sent = Sent(_recipe(recipe), memory, payload, shared, number, left_out, whole=whole)
     if getattr(_thread, "wanted", False):
         return sent
     return sent.value(sent.recipe.views(sent.memory))

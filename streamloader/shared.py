@@ -28,7 +28,6 @@ import contextlib
 import itertools
 import math
 import mmap
-import operator
 import os
 import threading
 import weakref
@@ -40,7 +39,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-__all__ = ["Shape", "Shared", "Slab", "contiguous", "empty", "filling"]
+from streamloader.carve import contiguous
+
+__all__ = ["Shape", "Shared", "Slab", "empty", "filling"]
 
 Unpin = Callable[[], object]
 
@@ -252,12 +253,6 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
     if slab is None or start is None:
         return None
     return slab.tensor(start, shape, contiguous(shape), dtype)
-
-
-def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a contiguous tensor, in elements."""
-    sizes = [max(size, 1) for size in shape[1:]]
-    return tuple(itertools.accumulate([1, *reversed(sizes)], operator.mul))[::-1][: len(shape)]
 
 
 def _attached(file: Any, shape: Shape, owner: int, key: int) -> Shared:

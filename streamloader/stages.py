@@ -20,9 +20,10 @@ from torch import Tensor
 
 from streamloader import tree
 from streamloader.batch import GONE, Batch, Dress
+from streamloader.carve import carve
 from streamloader.context import Context
 from streamloader.device import Device, Stream
-from streamloader.layout import carve
+from streamloader.sent import Sent
 from streamloader.transforms import Tabled, Transform, explain, planned
 
 __all__ = ["Pipeline"]
@@ -129,9 +130,13 @@ class Pipeline:
         if batch.made is not None:
             self._device.wait(self._copy_stream, batch.made)
         arenas = [self._sent(batch, number) for number in range(len(batch.layout.blocks))]
-        arrived = iter(self._made(batch, arenas))
-        leaves = iter([next(arrived) if leaf is GONE else leaf for leaf in batch.leaves])
-        batch.value, batch.leaves = tree.replace(lambda _: next(leaves), batch.value), []
+        made = self._made(batch, arenas)
+        if isinstance(batch.value, Sent):
+            batch.value = batch.value.value(made)
+        else:
+            arrived = iter(made)
+            leaves = iter([next(arrived) if leaf is GONE else leaf for leaf in batch.leaves])
+            batch.value, batch.leaves = tree.replace(lambda _: next(leaves), batch.value), []
         batch.memory = [part for tensor in batch.memory for part in _within(tensor)] + arenas
 
     def _sent(self, batch: Batch, number: int) -> Tensor:
@@ -144,7 +149,9 @@ class Pipeline:
 
     def _made(self, batch: Batch, arenas: Sequence[Tensor]) -> list[Tensor]:
         """The tensors, on their blocks' storages (none of them a view: rule 2)."""
-        made = carve(arenas, batch.specs, batch.layout.places)
+        made = carve(arenas, batch.layout.cuts)
+        if not any(batch.dresses):
+            return made
         dressed = zip(made, batch.dresses, strict=True)
         return [tensor if dress is None else dress.put_on(tensor) for tensor, dress in dressed]
 
