@@ -275,7 +275,7 @@ class Kernels(TorchDispatchMode):
             ledger.learn(ledger.current().clock)
 
 
-_UNSEEN = ("aten::set_", "aten::resize_", "aten::is_pinned")
+_UNSEEN = ("aten::set_", "aten::resize_", "aten::is_pinned", "aten::unsafe_split")
 """Operators that touch no element, whatever their schemas say."""
 
 _SYNCS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
