@@ -127,7 +127,7 @@ class Packer:
             self.region.noticed(sent)
         stays = not self.device.host and self.region is not None and not self.region.refused
         standing: Sequence[Tensor] = sent.recipe.standing
-        if not stays or self.plan is not None:
+        if not stays or sent.checked or self.plan is not None:
             standing = sent.recipe.views(sent.memory)
         if self.device.host and self.region is not None and self.region.short:
             standing = [tensor.clone() for tensor in standing]

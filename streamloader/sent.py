@@ -28,7 +28,7 @@ from typing_extensions import override
 
 from streamloader import tree
 from streamloader.layout import Block, Layout, Place, Spec, carve, dense, plain, runs
-from streamloader.shared import Shared, Slab, contiguous
+from streamloader.shared import Shared, Slab, contiguous, part
 
 __all__ = ["Recipe", "Sent", "packed", "wanted"]
 
@@ -55,7 +55,7 @@ class Recipe(NamedTuple):
 
     def views(self, memory: Tensor) -> list[Tensor]:
         """The tensors in a slab's memory, each with a version counter of its own."""
-        blocks = [memory[block.offset :] for block in self.layout.blocks]
+        blocks = [part(memory, block.offset or 0, block.nbytes) for block in self.layout.blocks]
         return carve(blocks, self.specs, self.layout.places)
 
 
@@ -65,30 +65,50 @@ class Sent:
     Args:
         recipe: What lies where.
         memory: The slab, a uint8 tensor.
-        payload: Its value, pickled; it can be unpickled once.
+        payload: Its value; it can be unpickled once.
         shared: What the slab is part of.
         number: The slab's number.
+
+    Attributes:
         left_out: Bytes of what did not fit.
+        checked: Whether code of other classes than Python's containers sees what stands for the
+            tensors, so that it must be they.
     """
 
-    __slots__ = ("_payload", "left_out", "memory", "number", "recipe", "shared")
+    __slots__ = ("_payload", "checked", "left_out", "memory", "number", "recipe", "shared")
 
-    def __init__(  # a record
-        self,
-        recipe: Recipe,
-        memory: Tensor,
-        payload: bytes,
-        shared: Shared,
-        number: int,
-        left_out: int,
+    def __init__(
+        self, recipe: Recipe, memory: Tensor, payload: Payload, shared: Shared, number: int
     ) -> None:
         self.recipe, self.memory, self._payload = recipe, memory, payload
-        self.shared, self.number, self.left_out = shared, number, left_out
+        self.shared, self.number = shared, number
+        self.left_out, self.checked = payload.left_out, payload.checked
 
     def value(self, standing: Sequence[Tensor]) -> Any:
         """The batch, once, with `standing` in place of its tensors, in the recipe's order."""
-        payload, self._payload = self._payload, b""
-        return _Unpickler(io.BytesIO(payload), standing.__getitem__).load()
+        payload, self._payload = self._payload, _OPENED
+        found = [*standing, *payload.others]
+        return _Unpickler(io.BytesIO(payload.pickled), found.__getitem__).load()
+
+
+class Payload(NamedTuple):
+    """A batch's value, but for what is in the slab.
+
+    Attributes:
+        pickled: It, with numbers in place of tensors and of `others`, which follow those.
+        others: Memory of other tensors. Only the queue sends it: the worker keeps a descriptor of
+            each until it has been unpickled here, and may be gone before the batch is opened.
+        checked: See `Sent`.
+        left_out: Likewise.
+    """
+
+    pickled: bytes
+    others: list[torch.UntypedStorage]
+    checked: bool
+    left_out: int
+
+
+_OPENED = Payload(b"", [], checked=False, left_out=0)
 
 
 class _InQueue:
@@ -108,15 +128,17 @@ def packed(value: Any, slab: Slab, shared: Shared) -> Any:
     Those that are in it already, since they were made there, stay where they are.
     """
     tensors = {id(leaf): leaf for leaf in tree.leaves(value) if _travels(leaf)}
-    recipe, there = _placed(list(tensors.values()), slab)
-    if not there and not slab.left_out:
+    if not tensors:
         return value
-    numbers = {id(tensor): number for number, tensor in enumerate(there)}
-    payload = io.BytesIO()
-    _Pickler(payload, numbers).dump(value)
+    recipe, there = _placed(list(tensors.values()), slab)
+    file = io.BytesIO()
+    pickler = _Pickler(file, {id(tensor): number for number, tensor in enumerate(there)})
+    pickler.dump(value)
+    fit = sum(tensor.nbytes for tensor in there)
+    left_out = sum(tensor.nbytes for tensor in tensors.values()) - fit
+    payload = Payload(file.getvalue(), pickler.others, pickler.checked, left_out)
     shared.send(slab.number)
-    key = (shared.owner, shared.key)
-    return _InQueue(key, slab.number, recipe, payload.getvalue(), slab.left_out)
+    return _InQueue((shared.owner, shared.key), slab.number, recipe, payload)
 
 
 def _travels(leaf: Any) -> bool:
@@ -151,7 +173,7 @@ def _put(tensor: Tensor, spec: Spec, slab: Slab, *, stays: bool) -> int | None:
     if start is None:
         start = slab.take(spec.nbytes)
         if start is not None:
-            slab.tensor(start, spec.shape, spec.stride, spec.dtype).copy_(tensor)
+            slab.write(start, tensor if _dense(tensor) else tensor.contiguous())
     return start
 
 
@@ -189,9 +211,7 @@ def wanted() -> Iterator[None]:
 _thread = threading.local()
 
 
-def _received(
-    key: tuple[int, int], number: int, recipe: bytes, payload: bytes, left_out: int
-) -> Any:
+def _received(key: tuple[int, int], number: int, recipe: bytes, payload: Payload) -> Any:
     """Unpickles a batch, in the process that owns the slab.
 
     Raises:
@@ -203,27 +223,35 @@ def _received(
             "this batch lies in memory of a StreamLoader that was closed, or that belongs to "
             "another process: iterate over the StreamLoader where it was made"
         )
-    sent = Sent(_recipe(recipe), shared.received(number), payload, shared, number, left_out)
+    sent = Sent(_recipe(recipe), shared.received(number), payload, shared, number)
     if getattr(_thread, "wanted", False):
         return sent
     return sent.value(sent.recipe.views(sent.memory))
 
 
 class _Pickler(ForkingPickler):
-    """As torch sends a batch, but for the tensors that are in the slab."""
+    """As torch sends a batch, but for the tensors in the slab, and for memory of others."""
 
     def __init__(self, file: io.BytesIO, numbers: dict[int, int]) -> None:
         super().__init__(file)
         self._numbers = numbers
+        self.others: list[torch.UntypedStorage] = []
+        self.checked = False
 
     @override
     def reducer_override(self, thing: Any) -> Any:
         number = self._numbers.get(id(thing))
-        return NotImplemented if number is None else (_standing, (number,))
+        if number is None and isinstance(thing, torch.UntypedStorage):
+            number = len(self._numbers) + len(self.others)
+            self.others.append(thing)
+        if number is not None:
+            return _standing, (number,)
+        self.checked = self.checked or thing is not _standing
+        return NotImplemented
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, standing: Callable[[int], Tensor]) -> None:
+    def __init__(self, file: io.BytesIO, standing: Callable[[int], Any]) -> None:
         super().__init__(file)
         self._standing = standing
 
@@ -233,6 +261,6 @@ class _Unpickler(pickle.Unpickler):
         return self._standing if found is _standing else found
 
 
-def _standing(number: int) -> Tensor:
-    """In a pickled batch: what stands for its tensor of that number."""
+def _standing(number: int) -> Any:
+    """In a pickled batch: what stands for its tensor of that number, or memory of another."""
     raise NotImplementedError(number)
