@@ -132,7 +132,7 @@ class Packer:
         """
         found.fresh = found.shared = True
         standing: Sequence[Tensor] = sent.recipe.standing
-        if not stays or self.plan is not None:
+        if not stays or sent.checked or self.plan is not None:
             standing = sent.recipe.views(sent.memory)
         if self.device.host and self.region is not None and self.region.short:
             standing = [tensor.clone() for tensor in standing]

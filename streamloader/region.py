@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -43,6 +44,8 @@ class Region:
 
     def unused(self) -> bool:
         """Whether nobody writes to it any more; then all slabs that nobody holds are free."""
+        if self.shared.owner != os.getpid():  # in a forked child it stays the parent's
+            return False
         if any(worker.is_alive() for worker in self._workers):
             return False
         self.shared.recover()

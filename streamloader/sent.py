@@ -29,7 +29,7 @@ from typing_extensions import override
 from streamloader import tree
 from streamloader.carve import carve, contiguous, cuts
 from streamloader.layout import Block, Layout, Place, Spec, dense, plain, runs
-from streamloader.shared import Shared, Slab
+from streamloader.shared import Shared, Slab, part
 
 LITTLE = 1 << 15
 """Bytes of a pickled batch that may be unpickled where the caller waits for it: some 0.1 ms."""
@@ -56,7 +56,7 @@ class Recipe(NamedTuple):
 
     def views(self, memory: Tensor) -> list[Tensor]:
         """The tensors in a slab's memory, each with a version counter of its own."""
-        blocks = [memory[block.offset :] for block in self.layout.blocks]
+        blocks = [part(memory, block.offset or 0, block.nbytes) for block in self.layout.blocks]
         return carve(blocks, self.layout.cuts)
 
 
@@ -66,34 +66,55 @@ class Sent:
     Args:
         recipe: What lies where.
         memory: The slab, a uint8 tensor.
-        payload: Its value, pickled; it can be unpickled once.
+        payload: Its value; it can be unpickled once.
         shared: What the slab is part of.
         number: The slab's number.
+
+    Attributes:
         left_out: Bytes of what did not fit.
-        whole: Whether these are all its tensors, and nothing in it has a `.to`; and there is little
-            else, so that unpickling it takes no time.
+        checked: Whether code of other classes than Python's containers sees what stands for the
+            tensors, so that it must be they.
+        whole: Whether it can be made where the caller waits for it: it is not checked, these are
+            all its tensors, nothing in it has a `.to`, and there is little else.
     """
 
-    __slots__ = ("_payload", "left_out", "memory", "number", "recipe", "shared", "whole")
+    __slots__ = ("_payload", "checked", "left_out", "memory", "number", "recipe", "shared", "whole")
 
-    def __init__(  # noqa: PLR0913  # a record
-        self,
-        recipe: Recipe,
-        memory: Tensor,
-        payload: bytes,
-        shared: Shared,
-        number: int,
-        left_out: int,
-        *,
-        whole: bool,
+    def __init__(
+        self, recipe: Recipe, memory: Tensor, payload: Payload, shared: Shared, number: int
     ) -> None:
         self.recipe, self.memory, self._payload = recipe, memory, payload
-        self.shared, self.number, self.left_out, self.whole = shared, number, left_out, whole
+        self.shared, self.number = shared, number
+        self.left_out, self.checked = payload.left_out, payload.checked
+        self.whole = payload.whole
 
     def value(self, standing: Sequence[Tensor]) -> Any:
         """The batch, once, with `standing` in place of its tensors, in the recipe's order."""
-        payload, self._payload = self._payload, b""
-        return _Unpickler(io.BytesIO(payload), standing.__getitem__).load()
+        payload, self._payload = self._payload, _OPENED
+        found = [*standing, *payload.others]
+        return _Unpickler(io.BytesIO(payload.pickled), found.__getitem__).load()
+
+
+class Payload(NamedTuple):
+    """A batch's value, but for what is in the slab.
+
+    Attributes:
+        pickled: It, with numbers in place of tensors and of `others`, which follow those.
+        others: Memory of other tensors. Only the queue sends it: the worker keeps a descriptor of
+            each until it has been unpickled here, and may be gone before the batch is opened.
+        checked: See `Sent`.
+        whole: Likewise.
+        left_out: Likewise.
+    """
+
+    pickled: bytes
+    others: list[torch.UntypedStorage]
+    checked: bool
+    whole: bool
+    left_out: int
+
+
+_OPENED = Payload(b"", [], checked=False, whole=False, left_out=0)
 
 
 class _InQueue:
@@ -114,16 +135,20 @@ def packed(value: Any, slab: Slab, shared: Shared) -> Any:
     """
     leaves = tree.leaves(value)
     tensors = {id(leaf): leaf for leaf in leaves if _travels(leaf)}
-    recipe, there = _placed(list(tensors.values()), slab)
-    if not there and not slab.left_out:
+    if not tensors:
         return value
+    recipe, there = _placed(list(tensors.values()), slab)
+    file = io.BytesIO()
     numbers = {id(tensor): number for number, tensor in enumerate(there)}
-    payload = io.BytesIO()
-    _Pickler(payload, numbers).dump(value)
+    pickler = _Pickler(file, numbers)
+    pickler.dump(value)
+    fit = sum(tensor.nbytes for tensor in there)
+    left_out = sum(tensor.nbytes for tensor in tensors.values()) - fit
+    whole = not pickler.checked and all(id(leaf) in numbers for leaf in leaves)
+    whole = whole and file.tell() < LITTLE
+    payload = Payload(file.getvalue(), pickler.others, pickler.checked, whole, left_out)
     shared.send(slab.number)
-    key, pickled = (shared.owner, shared.key), payload.getvalue()
-    whole = len(pickled) < LITTLE and all(id(leaf) in numbers for leaf in leaves)
-    return _InQueue(key, slab.number, recipe, pickled, slab.left_out, whole)
+    return _InQueue((shared.owner, shared.key), slab.number, recipe, payload)
 
 
 def _travels(leaf: Any) -> bool:
@@ -160,7 +185,7 @@ def _put(tensor: Tensor, spec: Spec, slab: Slab, *, stays: bool) -> int | None:
     if start is None:
         start = slab.take(spec.nbytes)
         if start is not None:
-            slab.tensor(start, spec.shape, spec.stride, spec.dtype).copy_(tensor)
+            slab.write(start, tensor if _dense(tensor) else tensor.contiguous())
     return start
 
 
@@ -202,14 +227,7 @@ def wanted() -> Iterator[None]:
 _thread = threading.local()
 
 
-def _received(
-    key: tuple[int, int],
-    number: int,
-    recipe: bytes,
-    payload: bytes,
-    left_out: int,
-    whole: bool,  # noqa: FBT001  # pickle passes it by position
-) -> Any:
+def _received(key: tuple[int, int], number: int, recipe: bytes, payload: Payload) -> Any:
     """Unpickles a batch, in the process that owns the slab.
 
     Raises:
@@ -221,28 +239,35 @@ def _received(
             "this batch lies in memory of a StreamLoader that was closed, or that belongs to "
             "another process: iterate over the StreamLoader where it was made"
         )
-    memory = shared.received(number)
-    sent = Sent(_recipe(recipe), memory, payload, shared, number, left_out, whole=whole)
+    sent = Sent(_recipe(recipe), shared.received(number), payload, shared, number)
     if getattr(_thread, "wanted", False):
         return sent
     return sent.value(sent.recipe.views(sent.memory))
 
 
 class _Pickler(ForkingPickler):
-    """As torch sends a batch, but for the tensors that are in the slab."""
+    """As torch sends a batch, but for the tensors in the slab, and for memory of others."""
 
     def __init__(self, file: io.BytesIO, numbers: dict[int, int]) -> None:
         super().__init__(file)
         self._numbers = numbers
+        self.others: list[torch.UntypedStorage] = []
+        self.checked = False
 
     @override
     def reducer_override(self, thing: Any) -> Any:
         number = self._numbers.get(id(thing))
-        return NotImplemented if number is None else (_standing, (number,))
+        if number is None and isinstance(thing, torch.UntypedStorage):
+            number = len(self._numbers) + len(self.others)
+            self.others.append(thing)
+        if number is not None:
+            return _standing, (number,)
+        self.checked = self.checked or thing is not _standing
+        return NotImplemented
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, standing: Callable[[int], Tensor]) -> None:
+    def __init__(self, file: io.BytesIO, standing: Callable[[int], Any]) -> None:
         super().__init__(file)
         self._standing = standing
 
@@ -252,6 +277,6 @@ class _Unpickler(pickle.Unpickler):
         return self._standing if found is _standing else found
 
 
-def _standing(number: int) -> Tensor:
-    """In a pickled batch: what stands for its tensor of that number."""
+def _standing(number: int) -> Any:
+    """In a pickled batch: what stands for its tensor of that number, or memory of another."""
     raise NotImplementedError(number)

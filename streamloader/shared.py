@@ -25,6 +25,7 @@ lets go, however it ends. A fork shares them, as it must: the device may be read
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import math
 import mmap
@@ -39,9 +40,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from streamloader.carve import contiguous
-
-__all__ = ["Shape", "Shared", "Slab", "empty", "filling"]
+__all__ = ["Shape", "Shared", "Slab", "empty", "filling", "part"]
 
 Unpin = Callable[[], object]
 
@@ -99,6 +98,7 @@ class Shared:
         self._bytes = mmap.mmap(file, 0)
         self._kept: dict[int, weakref.ref[memoryview]] = {}
         self._held: set[int] = set()
+        self._sending: set[int] = set()
         self._pins: dict[int, tuple[int, Unpin]] = {}
         # Nothing runs at exit: the process gives all back, and copies may be under way then.
         weakref.finalize(self, os.close, file).atexit = False
@@ -151,6 +151,7 @@ class Shared:
     def _give_back(self, number: int) -> None:
         if os.getpid() == self.owner:  # and not in a child that was forked with the reference
             self._held.discard(number)
+            self._sending.discard(number)
             self._bytes[number] = 0
 
     def recover(self) -> None:
@@ -162,13 +163,14 @@ class Shared:
         """Pins slab `number`, which holds `nbytes`, where it lies, unless it is pinned.
 
         Args:
-            number: A slab that was received, and of which no copy is under way.
+            number: A slab that was received, and is about to be copied.
             nbytes: How much of it.
             pin: `Device.pin`.
 
         Returns:
             False if `pin` cannot do that.
         """
+        self._sending.add(number)
         size, unpin = self._pins.get(number, (0, None))
         if nbytes <= size:
             return True
@@ -182,8 +184,9 @@ class Shared:
         return unpin is not None
 
     def unpin(self) -> None:
-        """Unpins all slabs, of which no copy is under way."""
-        _unpin(self.owner, self._pins, self._bytes)
+        """Unpins all slabs, but for those of which a copy may be under way."""
+        for number in set(self._pins) - self._sending:
+            self._pins.pop(number)[1]()
 
 
 class Slab:
@@ -195,12 +198,10 @@ class Slab:
 
     Attributes:
         number: Likewise.
-        left_out: Bytes of what did not fit.
     """
 
     def __init__(self, number: int, memory: Tensor) -> None:
         self.number = number
-        self.left_out = 0
         self._memory = memory
         self._used = 0
 
@@ -213,18 +214,20 @@ class Slab:
         """So many bytes of it: where they begin, in bytes; None if they do not fit."""
         start = -(-self._used // ALIGNMENT) * ALIGNMENT
         if start + nbytes > len(self._memory):
-            self.left_out += nbytes
             return None
         self._used = start + nbytes
         return start
 
-    def tensor(
-        self, start: int, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype
-    ) -> Tensor:
-        """A tensor that begins `start` bytes from its front."""
-        tensor = torch.empty(0, dtype=dtype, device="cpu")
-        storage = self._memory.untyped_storage()
-        return tensor.set_(storage, start // dtype.itemsize, tuple(shape), tuple(stride))
+    def tensor(self, start: int, nbytes: int) -> Tensor:
+        """So many bytes that begin `start` bytes from its front: a storage of their own.
+
+        Whoever copies or pickles a tensor's storage shall not copy the whole slab.
+        """
+        return part(self._memory, start, nbytes)
+
+    def write(self, start: int, tensor: Tensor) -> None:
+        """A dense tensor's bytes, `start` bytes from its front; some dtypes have no `copy_`."""
+        ctypes.memmove(self._memory.data_ptr() + start, tensor.data_ptr(), tensor.nbytes)
 
     def offset(self, tensor: Tensor) -> int | None:
         """Where a dense tensor lies in it, in bytes from its start; None if elsewhere."""
@@ -249,10 +252,17 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
         A contiguous tensor, uninitialised; None where no slab is being filled, or it does not fit.
     """
     slab: Slab | None = getattr(_thread, "slab", None)
-    start = slab.take(math.prod(shape) * dtype.itemsize) if slab is not None else None
+    nbytes = math.prod(shape) * dtype.itemsize
+    start = slab.take(nbytes) if slab is not None else None
     if slab is None or start is None:
         return None
-    return slab.tensor(start, shape, contiguous(shape), dtype)
+    return slab.tensor(start, nbytes).view(dtype).view(tuple(shape))
+
+
+def part(memory: Tensor, start: int, nbytes: int) -> Tensor:
+    """Some bytes of a slab, with a storage that is no larger and keeps the slab alive."""
+    tensor = torch.empty(0, dtype=torch.uint8, device="cpu")
+    return tensor.set_(memory.untyped_storage()[start : start + nbytes], 0, (nbytes,), (1,))
 
 
 def _attached(file: Any, shape: Shape, owner: int, key: int) -> Shared:

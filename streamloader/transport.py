@@ -29,8 +29,11 @@ __all__ = ["Transport", "budget", "shape"]
 _OWN = (DataLoader.__module__, "torchdata.stateful_dataloader.stateful_dataloader")
 """Where the iterators are made whose batches nobody sees before us."""
 
-_starting = threading.Lock()
-"""Two threads must not put their collate functions into one loader at a time."""
+_starting = threading.RLock()
+"""Two threads must not put their collate functions into one loader at a time.
+
+A sampler runs while it is held, and may iterate over another loader.
+"""
 
 
 class Transport:
@@ -54,10 +57,15 @@ class Transport:
         if loader.persistent_workers and getattr(loader, "_iterator", None) is not None:
             iterator = iter(loader)  # its workers are running, with whatever they were given
             return iterator, self._region_of(iterator, None)
-        region = self._unused(divided)
-        with _starting, _collating(loader, Collate(loader.collate_fn, region.shared)):
-            iterator = iter(loader)
-        return iterator, self._region_of(iterator, region)
+        with _starting:
+            made = self._unused(divided)
+            with _collating(loader, Collate(loader.collate_fn, made.shared)):
+                iterator = iter(loader)
+            region = self._region_of(iterator, made)
+        if region is not None and not loader.persistent_workers:
+            # Or whoever keeps the iterator would keep the memory.
+            iterator._collate_fn = loader.collate_fn  # noqa: SLF001
+        return iterator, region
 
     def _unused(self, divided: Shape) -> Region:
         """A region of that shape that nobody writes to: one of an earlier pass, or a new one."""
@@ -91,8 +99,9 @@ class Transport:
 
 def _shares(loader: Any) -> bool:
     """Whether a loader's workers may write to shared memory."""
-    linux = sys.platform == "linux"
-    return linux and isinstance(loader, DataLoader) and loader.num_workers > 0
+    if not (sys.platform == "linux" and isinstance(loader, DataLoader)):
+        return False
+    return loader.num_workers > 0 and "collate_fn" in vars(loader)
 
 
 def shape(loader: DataLoader[Any], limit: int, ahead: int) -> Shape | None:
