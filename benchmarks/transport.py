@@ -7,7 +7,7 @@ that transport is all there is. Both loaders' batches stay on the host and are c
 
     summed    uint8 (256, 3, 224, 224), 38.5 MB; all bytes are added up, and the sum is checked
     unread    the same, handed back unread
-    small     500 float32 tensors of 64 to 1,000 elements; all are added up, and checked
+    small     500 float32 tensors of 256 bytes to 3.8 KB; all are added up, and checked
 
 Rates are of the wall clock, a pass at a time; main CPU is what this process spends, all its
 threads, a batch. Passes take turns, the order turned around every other round, so ratios are of
@@ -17,9 +17,10 @@ With an accelerator the same run also says, on the device:
 
     link      bytes a second from a slab that was pinned where it lies, over those from memory that
               torch has pinned, for 32, 64 and 128 MiB
-    many      the 500 tensors, from a list in memory to the device: of StreamLoader, of
-              `.to(device)` of each from pageable memory, and of `.to(device, non_blocking=True)`
-              of each from pinned memory, until all have arrived
+    many      the 500 tensors to the device, until all have arrived: from a worker's slab, all that
+              this process does with a batch; from a list in memory, by a whole StreamLoader; by
+              `.to(device)` of each from pageable memory; by `.to(device, non_blocking=True)` of
+              each from pinned memory
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Many(Dataset[dict[str, Tensor]]):
     """
 
     def __init__(self, batches: int, count: int) -> None:
-        sizes = [64 + 13 * number % 937 for number in range(count)]
+        sizes = [64 * (1 + number % 15) for number in range(count)]
         self.batch = {f"feature {n}": torch.full((size,), 1.0) for n, size in enumerate(sizes)}
         self._batches = batches
         self.total = sum(sizes)
