@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from streamloader.batch import Batch
 from streamloader.context import Context
 from streamloader.device import POLL_SECONDS, Device
 from streamloader.pack import size
+from streamloader.results import OverwrittenError
 from streamloader.slabs import Slabs
 from streamloader.source import JOIN_SECONDS, End, Pack, Source
 from streamloader.stages import Pipeline
@@ -56,7 +57,10 @@ def inline(
         if not held:
             return
         meter.handed_over(size(held))
-        yield pipeline.whole(keep(held.pop()), context._replace(number=number))
+        start = time.perf_counter()
+        held.append(pipeline.whole(keep(held.pop()), context._replace(number=number)))
+        meter.launched(time.perf_counter() - start)
+        yield held.pop()
 
 
 class Epoch:
@@ -123,14 +127,15 @@ class Epoch:
 
     def _next(self, number: int) -> list[Any]:
         """The batch that is asked for, alone in a list, which is empty at the end."""
-        self.window.ask()
+        asked = self.window.ask()
         item = self._due()
         if isinstance(item, End):
             item.finish()
             return []
         self.source.permit(number + self._depth + 2)
         self._meter.handed_over(item.nbytes)
-        return [self._pipeline.hand_over(item, self._of(number))]
+        with self._submitting(item):
+            return [self._pipeline.hand_over(item, self._of(number), asked)]
 
     def _due(self) -> Batch | End:
         """The batch that is due, launched, after launching whatever else can be.
@@ -165,8 +170,11 @@ class Epoch:
 
     def _launch(self, batch: Batch) -> None:
         try:
-            with self._modes():
+            with self._submitting(batch):
                 self._submit(batch)
+        except OverwrittenError as error:
+            self._launched.clear()  # these are what was overwritten
+            self._end(End(error))
         except Exception as error:  # noqa: BLE001  # the caller gets it when the batch is due
             self._end(End(error))
         else:
@@ -178,15 +186,23 @@ class Epoch:
         finally:
             self.slabs.lend(batch.ready, batch.slab, list(batch.direct.values()))
             batch.slab, batch.direct = None, {}
+        self._pipeline.transform(batch, self._of(batch.number))
+
+    @contextmanager
+    def _submitting(self, batch: Batch) -> Iterator[None]:
+        """Work of a batch is submitted: that takes time, and tables are lent for it."""
+        start = time.perf_counter()
         try:
-            self._pipeline.transform(batch, self._of(batch.number))
+            with self._modes():
+                yield
         finally:
             while batch.late:
                 sent, table = batch.late.pop()
                 self.slabs.lend(sent, None, [table])
+            self._meter.launched(time.perf_counter() - start)
 
     def _modes(self) -> AbstractContextManager[object]:
-        """A batch that is launched in an inference mode of the caller's may be due after it."""
+        """A batch that is made in an inference mode of the caller's may be used after it."""
         return nullcontext() if self._device.host else torch.inference_mode(mode=False)
 
     def _wait(self) -> None:

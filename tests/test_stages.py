@@ -1,9 +1,6 @@
 """The legs on the device: who waits for whom, and what a transform sees."""
 
-import collections
-import dataclasses
 import functools
-import types
 import weakref
 from typing import Any
 
@@ -16,9 +13,10 @@ from streamloader.batch import Batch
 from streamloader.context import Context
 from streamloader.device.streamless import Streamless
 from streamloader.pack import Packer
-from streamloader.stages import Pipeline, _memory
+from streamloader.stages import Pipeline
 from streamloader.testing import FakeDevice
 from streamloader.transforms import on
+from tests.test_results import Closed, Linked, Moves, Slots
 
 FIRST = Context(0, 0, 0, 0, apart=False)
 SEEDED = Context(3, 0, 0, 0)
@@ -31,16 +29,6 @@ def doubled(batch: Any) -> Any:
 
 class Image(Tensor):
     """A subclass with metadata."""
-
-
-class Moves:
-    """Has a `.to` of its own, and tensors."""
-
-    def __init__(self, *tensors: Tensor) -> None:
-        self.tensors = tensors
-
-    def to(self, device: Any) -> "Moves":
-        return Moves(*(tensor.to(device) for tensor in self.tensors))
 
 
 def sent(device: FakeDevice, pipeline: Pipeline, value: Any, context: Context = FIRST) -> Batch:
@@ -327,99 +315,7 @@ def test_inline_a_tensor_that_wants_a_gradient_is_a_leaf_as_with_lookahead() -> 
     assert Pipeline(Streamless(torch.device("meta")), []).finish(tensor, FIRST).is_leaf
 
 
-# -- what the memory of a transform's result is --------------------------------------------------
-
-
-def nbytes(value: Any) -> list[int]:
-    """Of each tensor that is found, in no order that matters."""
-    return sorted(tensor.nbytes for tensor in _memory(value, FakeDevice()))
-
-
-def test_memory_is_every_tensor_in_containers() -> None:
-    assert nbytes({"a": [X], "b": (torch.ones(1), "c")}) == [4, 24]
-
-
-@pytest.mark.filterwarnings("ignore:Sparse (CSR|CSC|BSR|BSC|invariant):UserWarning")
-@pytest.mark.parametrize(
-    ("layout", "blocksize", "sizes"),
-    [
-        (torch.sparse_coo, None, [16, 64]),
-        (torch.sparse_csr, None, [16, 32, 40]),
-        (torch.sparse_csc, None, [16, 32, 40]),
-        (torch.sparse_bsr, (2, 2), [16, 24, 32]),
-        (torch.sparse_bsc, (2, 2), [16, 24, 32]),
-    ],
-    ids=str,
-)
-def test_memory_of_a_sparse_tensor_is_that_of_its_parts(
-    layout: torch.layout, blocksize: tuple[int, int] | None, sizes: list[int]
-) -> None:
-    assert nbytes(torch.eye(4).to_sparse(layout=layout, blocksize=blocksize)) == sizes
-
-
-def test_memory_of_a_nested_tensor_is_that_of_its_parts() -> None:
-    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
-
-    assert {20, 24} <= set(nbytes(nested))
-
-
-def test_memory_of_an_object_is_that_of_every_tensor_in_it() -> None:
-    assert nbytes([Moves(X, torch.eye(3).to_sparse())]) == [12, 24, 48]
-
-
-def test_memory_on_another_device_is_not_counted() -> None:
-    assert nbytes([X, torch.ones(2, device="meta")]) == [24]
-
-
-class Closed(Moves):
-    @override
-    def __reduce__(self) -> Any:
-        raise RuntimeError("no")
-
-
-class Slots:
-    """Has no `__dict__`."""
-
-    __slots__ = ("image",)
-
-    def __init__(self, image: Tensor) -> None:
-        self.image = image
-
-
-class Linked:
-    """Refers to itself."""
-
-    def __init__(self, image: Tensor) -> None:
-        self.image, self.me = image, self
-
-
-@dataclasses.dataclass
-class Holder:
-    """A field, and what `__post_init__` hangs beside it."""
-
-    label: int
-
-    def __post_init__(self) -> None:
-        self.image = X
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        types.SimpleNamespace(image=X),
-        collections.deque([X]),
-        frozenset([X]),
-        collections.UserList([X]),
-        Holder(1),
-        Closed(X),
-        Slots(X),
-        Linked(X),
-        functools.partial(abs, X),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_memory_is_every_tensor_that_can_be_reached(value: Any) -> None:
-    assert nbytes(value) == [X.nbytes]
+# -- hidden memory ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("wrap", [Closed, Slots, Linked], ids=lambda kind: str(kind.__name__))

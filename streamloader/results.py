@@ -1,0 +1,155 @@
+"""What a transform may return, and which memory that is.
+
+Anything but None, of any structure. What was on the device stays there, beside it may be tensors on
+the CPU, and its memory is returned for one batch alone: batches are made ahead, and are the
+caller's to keep and to change.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from streamloader import tree
+from streamloader.device import Device
+
+__all__ = ["Fresh", "OverwrittenError", "check", "memory", "ordinary", "within"]
+
+
+class OverwrittenError(RuntimeError):
+    """Batches that were not handed over yet may be wrong by now."""
+
+
+def check(value: Any, given: Any, device: Device, who: str) -> None:
+    """That the value is a batch, and where it ought to be.
+
+    Args:
+        value: What was returned.
+        given: What for.
+        device: Where it ought to be.
+        who: Returned it, as in "transform f on batch 3".
+
+    Raises:
+        TypeError: It is None.
+        ValueError: Some of it is on another accelerator, or all of it has come back to the CPU.
+    """
+    if value is None:
+        raise TypeError(
+            f"{who} returned None: it must return the batch, also one that it changed in place"
+        )
+    places = _places(value)
+    if device.host or places <= {device.device}:
+        return
+    others = places - {device.device, _CPU}
+    if others:
+        raise ValueError(
+            f"{who} returned a tensor on {min(map(str, others))}: the batch must stay on "
+            f"{device.device}; nothing orders what other devices do"
+        )
+    if places == {_CPU} and device.device in _places(given):
+        raise ValueError(
+            f"{who} returned a batch on the CPU: it must stay on {device.device}, at least a part "
+            f"of it. Take out .cpu() and the like, or do it in your loop"
+        )
+
+
+_CPU = torch.device("cpu")
+
+
+def _places(value: Any) -> set[torch.device]:
+    return {tensor.device for tensor in _tensors(value)}
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    """Those that its containers show."""
+    return [leaf for leaf in tree.leaves(value) if isinstance(leaf, Tensor)]
+
+
+def ordinary(value: Any) -> Any:
+    """The value, with copies for tensors of an inference mode that is over: autograd wants none."""
+    if torch.is_inference_mode_enabled():
+        return value
+    return tree.replace(
+        lambda leaf: leaf.clone() if isinstance(leaf, Tensor) and leaf.is_inference() else leaf,
+        value,
+    )
+
+
+class Fresh:
+    """Whether one transform returns other memory for each batch of a pass.
+
+    A callable that replays a CUDA graph returns the same each time, and writes to it, whoever reads
+    it. No version counter tells of that. But the storage is the same one, and alive, and so is the
+    place in it, which parts of a table that stays would have each their own.
+
+    Args:
+        device: Whose memory.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._returned: weakref.WeakValueDictionary[tuple[int, Any], Any]
+        self.begin()
+
+    def begin(self) -> None:
+        """A pass begins: batches of the one before are over, but for those that were kept."""
+        self._returned = weakref.WeakValueDictionary()
+
+    def check(self, value: Any, given: Sequence[Tensor], who: str) -> None:
+        """To be called with what is returned for each batch.
+
+        Args:
+            value: What was returned.
+            given: The tensors of what it was returned for: these it may return.
+            who: Returned it, as in "transform f on batch 3".
+
+        Raises:
+            OverwrittenError: Some of it was returned before, for another batch.
+        """
+        passed = set(map(_key, given))
+        parts = [part for tensor in _tensors(value) for part in _here(tensor, self._device)]
+        made = [part for part in parts if part.nbytes and _key(part) not in passed]
+        found = {(_key(part), part.storage_offset()): part.untyped_storage() for part in made}
+        if any(place in self._returned for place in found):
+            raise OverwrittenError(
+                f"{who} returned memory that it has returned for an earlier batch, and may have "
+                f"overwritten by now: batches are made ahead, and are the caller's. A CUDA graph "
+                f"writes to one place each time: copy what it returns, as in "
+                f"transform=lambda batch: graphed(batch).clone()"
+            )
+        self._returned.update(found)
+
+
+def _key(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001  # a storage has no public identity
+
+
+def memory(value: Any, device: Device) -> list[Tensor]:
+    """Every tensor on the device that can be reached from `value`."""
+    return [part for tensor in tree.reachable(value) for part in _here(tensor, device)]
+
+
+def _here(tensor: Tensor, device: Device) -> Iterator[Tensor]:
+    return (part for part in within(tensor) if part.device.type == device.device.type)
+
+
+def within(tensor: Tensor) -> list[Tensor]:
+    """The tensors that a tensor is made of, each with memory of its own."""
+    if hasattr(tensor, "__tensor_flatten__"):
+        names, _ = tensor.__tensor_flatten__()
+        return [part for name in names for part in within(getattr(tensor, name))]
+    names = ("values",) if tensor.is_nested else _SPARSE.get(tensor.layout, ())
+    return [getattr(tensor, name)() for name in names] if names else [tensor]
+
+
+_SPARSE = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+}
