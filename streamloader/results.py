@@ -8,7 +8,7 @@ caller's to keep and to change.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,62 +17,60 @@ from torch import Tensor
 from streamloader import tree
 from streamloader.device import Device
 
-__all__ = ["Fresh", "OverwrittenError", "check", "memory", "ordinary", "within"]
+__all__ = ["Fresh", "OverwrittenError", "check", "memory", "ordinary", "tensors", "within"]
 
 
 class OverwrittenError(RuntimeError):
     """Batches that were not handed over yet may be wrong by now."""
 
 
-def check(value: Any, given: Any, device: Device, who: str) -> None:
-    """That the value is a batch, and where it ought to be.
-
-    Args:
-        value: What was returned.
-        given: What for.
-        device: Where it ought to be.
-        who: Returned it, as in "transform f on batch 3".
+def tensors(value: Any, who: str) -> list[Tensor]:
+    """Those that the containers of a batch show.
 
     Raises:
         TypeError: It is None.
-        ValueError: Some of it is on another accelerator, or all of it has come back to the CPU.
     """
     if value is None:
         raise TypeError(
             f"{who} returned None: it must return the batch, also one that it changed in place"
         )
-    places = _places(value)
-    if device.host or places <= {device.device}:
+    return [leaf for leaf in tree.leaves(value) if isinstance(leaf, Tensor)]
+
+
+def check(found: Sequence[Tensor], given: Any, device: Device, who: str) -> None:
+    """That a batch is where it ought to be.
+
+    Args:
+        found: Its tensors.
+        given: What it was made of.
+        device: Where it ought to be.
+        who: Returned it, as in "transform f on batch 3".
+
+    Raises:
+        ValueError: Some of it is on another accelerator, or all of it has come back to the CPU.
+    """
+    here = device.device
+    places = {tensor.device for tensor in found} - {here}
+    if device.host or not places:
         return
-    others = places - {device.device, _CPU}
-    if others:
+    if places != {_CPU}:
         raise ValueError(
-            f"{who} returned a tensor on {min(map(str, others))}: the batch must stay on "
-            f"{device.device}; nothing orders what other devices do"
+            f"{who} returned a tensor on {min(map(str, places - {_CPU}))}: the batch must stay on "
+            f"{here}; nothing orders what other devices do"
         )
-    if places == {_CPU} and device.device in _places(given):
+    back = all(tensor.device == _CPU for tensor in found)
+    if back and here in {getattr(leaf, "device", None) for leaf in tree.leaves(given)}:
         raise ValueError(
-            f"{who} returned a batch on the CPU: it must stay on {device.device}, at least a part "
-            f"of it. Take out .cpu() and the like, or do it in your loop"
+            f"{who} returned a batch on the CPU: it must stay on {here}, at least a part of it. "
+            f"Take out .cpu() and the like, or do it in your loop"
         )
 
 
 _CPU = torch.device("cpu")
 
 
-def _places(value: Any) -> set[torch.device]:
-    return {tensor.device for tensor in _tensors(value)}
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    """Those that its containers show."""
-    return [leaf for leaf in tree.leaves(value) if isinstance(leaf, Tensor)]
-
-
 def ordinary(value: Any) -> Any:
     """The value, with copies for tensors of an inference mode that is over: autograd wants none."""
-    if torch.is_inference_mode_enabled():
-        return value
     return tree.replace(
         lambda leaf: leaf.clone() if isinstance(leaf, Tensor) and leaf.is_inference() else leaf,
         value,
@@ -99,42 +97,46 @@ class Fresh:
         """A pass begins: batches of the one before are over, but for those that were kept."""
         self._returned = weakref.WeakValueDictionary()
 
-    def check(self, value: Any, given: Sequence[Tensor], who: str) -> None:
+    def check(self, found: Sequence[Tensor], given: Sequence[Tensor], who: str) -> None:
         """To be called with what is returned for each batch.
 
         Args:
-            value: What was returned.
-            given: The tensors of what it was returned for: these it may return.
+            found: Its tensors.
+            given: Those of what it was made of, which it may have.
             who: Returned it, as in "transform f on batch 3".
 
         Raises:
             OverwrittenError: Some of it was returned before, for another batch.
         """
-        passed = set(map(_key, given))
-        parts = [part for tensor in _tensors(value) for part in _here(tensor, self._device)]
-        made = [part for part in parts if part.nbytes and _key(part) not in passed]
-        found = {(_key(part), part.storage_offset()): part.untyped_storage() for part in made}
-        if any(place in self._returned for place in found):
+        passed = {_key(tensor.untyped_storage()) for tensor in given}
+        made: dict[tuple[int, Any], Any] = {}
+        for part in _here(found, self._device):
+            storage = part.untyped_storage()
+            key = _key(storage)
+            if key not in passed and part.nbytes:
+                made[key, part.storage_offset()] = storage
+        if any(place in self._returned for place in made):
             raise OverwrittenError(
                 f"{who} returned memory that it has returned for an earlier batch, and may have "
                 f"overwritten by now: batches are made ahead, and are the caller's. A CUDA graph "
                 f"writes to one place each time: copy what it returns, as in "
                 f"transform=lambda batch: graphed(batch).clone()"
             )
-        self._returned.update(found)
+        self._returned.update(made)
 
 
-def _key(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001  # a storage has no public identity
+def _key(storage: torch.UntypedStorage) -> int:
+    return int(storage._cdata)  # noqa: SLF001  # a storage has no public identity
 
 
 def memory(value: Any, device: Device) -> list[Tensor]:
     """Every tensor on the device that can be reached from `value`."""
-    return [part for tensor in tree.reachable(value) for part in _here(tensor, device)]
+    return _here(tree.reachable(value), device)
 
 
-def _here(tensor: Tensor, device: Device) -> Iterator[Tensor]:
-    return (part for part in within(tensor) if part.device.type == device.device.type)
+def _here(found: Sequence[Tensor], device: Device) -> list[Tensor]:
+    kind = device.device.type
+    return [part for tensor in found for part in within(tensor) if part.device.type == kind]
 
 
 def within(tensor: Tensor) -> list[Tensor]:

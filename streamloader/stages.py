@@ -46,6 +46,7 @@ class Pipeline:
         self._device = device
         self._stages = staged(transforms)
         self._plans = [planned(stage.fn) for stage in self._stages]
+        self._labels = [stage.label for stage in self._stages]
         self._fresh = [results.Fresh(device) for _ in self._stages]
         after_step = [place for place, stage in enumerate(self._stages) if stage.after_step]
         first = min(after_step, default=len(self._stages))
@@ -140,10 +141,9 @@ class Pipeline:
                 self._enter(batch, stream)
                 try:
                     with self._device.on(stream):
-                        batch.value = self._apply(stage, batch.value, context)
+                        batch.value = self._apply(stage, batch.value, context, given)
                 finally:
                     batch.ready = self._device.record(stream)
-                self._fresh[stage].check(batch.value, given, self._who(stage, context))
                 batch.memory = results.memory(batch.value, self._device)
 
     def _enter(self, batch: Batch, stream: Stream) -> None:
@@ -188,21 +188,26 @@ class Pipeline:
         moved = leaf.to(self._device.device)
         return leaf if moved is None else moved
 
-    def _apply(self, stage: int, value: Any, context: Context) -> Any:
-        plan, who = self._plans[stage], self._who(stage, context)
-        given = value if plan is None else value.batch
-        with self._device.named(who), self._explained(stage, given, context), self._cast(stage):
+    def _apply(
+        self, stage: int, value: Any, context: Context, memory: Sequence[Tensor] | None = None
+    ) -> Any:
+        """What a transform makes of a batch, given the memory of that, or None if none is ahead."""
+        plan, who = self._plans[stage], f"transform {self._labels[stage]} on batch {context.number}"
+        batch = value if plan is None else value.batch
+        with self._device.named(who), self._explained(stage, batch, context), self._cast(stage):
             if plan is not None:
-                returned = plan.run(*value)
+                made = plan.run(*value)
             else:
                 with self._drawing(stage, context):
-                    returned = self._stages[stage].fn(value)
-            returned = results.ordinary(returned)
-        results.check(returned, given, self._device, who)
-        return returned
-
-    def _who(self, stage: int, context: Context) -> str:
-        return f"transform {self._stages[stage].label} on batch {context.number}"
+                    made = self._stages[stage].fn(value)
+        found = results.tensors(made, who)
+        if any(map(Tensor.is_inference, found)) and not torch.is_inference_mode_enabled():
+            made = results.ordinary(made)
+            found = results.tensors(made, who)
+        results.check(found, batch, self._device, who)
+        if memory is not None:
+            self._fresh[stage].check(found, memory, who)
+        return made
 
     def _later(self, stage: int, batch: Batch, context: Context) -> None:
         """Plans for a transform whose input nobody knew before; its table is sent on its own."""
@@ -270,7 +275,7 @@ class Pipeline:
         if not all(map(torch.equal, before, after)):
             self._told = True
             warnings.warn(
-                f"transform {self._stages[stage].label} draws from torch's generators (or the "
+                f"transform {self._labels[stage]} draws from torch's generators (or the "
                 f"loader does meanwhile): ahead of the step, unseeded, so that neither these draws "
                 f"nor your own can be repeated. Use a DataLoader with num_workers >= 1, or "
                 f"prefetch_batches=0, or a generator of the transform's own",

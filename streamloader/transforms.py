@@ -264,13 +264,12 @@ def note(error: Exception, text: str) -> None:
 
 
 def _name(transform: Transform) -> str:
-    """A function's, without the function that it was made in; an object's class."""
+    """A function's name, or an object's class."""
     if isinstance(transform, on):
         return f"on({transform.key!r}, {_name(transform.function)})"
     if isinstance(transform, functools.partial):
         return _name(transform.func)
-    name: str = getattr(transform, "__qualname__", None) or type(transform).__name__
-    return name.rpartition("<locals>.")[2]
+    return getattr(transform, "__name__", None) or type(transform).__name__
 
 
 def _first_key(value: Any) -> Any:

@@ -232,6 +232,7 @@ def test_draws_are_those_of_the_context_and_the_stage() -> None:
     assert not torch.equal(first, other)
 
 
+@pytest.mark.filterwarnings("ignore:transform <lambda> draws from torch's generators:UserWarning")
 def test_without_a_seed_a_transform_draws_as_it_comes() -> None:
     torch.manual_seed(1)
     expected = torch.rand(3)
