@@ -23,7 +23,7 @@ from streamloader.context import Context
 from streamloader.device.streamless import Streamless
 from streamloader.stages import Pipeline
 from streamloader.testing import FakeDevice
-from streamloader.transforms import listed, on, planned, seeds
+from streamloader.transforms import Stage, listed, on, planned, seeds, staged
 from tests.loaders import DEPTHS
 from tests.test_stages import X, doubled, through
 
@@ -78,6 +78,82 @@ def test_it_shows_what_it_does_and_can_be_pickled() -> None:
     assert pickle.loads(pickle.dumps(stage)) == stage
 
 
+@pytest.mark.parametrize("function", [3, Stage(abs)], ids=["3", "Stage"])
+def test_a_part_is_given_to_a_callable_and_a_stage_goes_around_it(function: Any) -> None:
+    text = r"^function must be a callable \(part -> part\), got (3|Stage\(fn=.*\))$"
+    with pytest.raises(TypeError, match=text):
+        on("image", function)
+
+
+# -- Stage -------------------------------------------------------------------------------------
+
+
+def test_a_stage_says_nothing_but_its_function_if_nothing_is_said() -> None:
+    stage = Stage(abs)
+
+    assert (stage.fn, stage.name, stage.priority) == (abs, None, 0)
+    assert (stage.autocast, stage.after_step) == (None, False)
+    assert pickle.loads(pickle.dumps(stage)) == stage
+    with pytest.raises(dataclasses.FrozenInstanceError, match=r"^cannot assign to field 'name'$"):
+        stage.name = "flip"  # type: ignore[misc]
+
+
+def test_a_callable_is_a_stage_of_which_nothing_is_said() -> None:
+    named = Stage(abs, name="flip")
+
+    assert staged([abs, named]) == [Stage(abs), named]
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"fn": 3}, TypeError, "fn must be a callable (batch -> batch), got 3"),
+        ({"name": 3}, TypeError, "name must be a text, got 3"),
+        ({"priority": 1.5}, TypeError, "priority must be a whole number, got 1.5"),
+        ({"priority": True}, TypeError, "priority must be a whole number, got True"),
+        ({"priority": 1}, ValueError, "priority must be at most 0, the default, got 1"),
+        (
+            {"autocast": torch.float32},
+            ValueError,
+            "autocast must be torch.bfloat16, torch.float16 or None, got torch.float32",
+        ),
+        (
+            {"autocast": True},
+            ValueError,
+            "autocast must be torch.bfloat16, torch.float16 or None, got True",
+        ),
+    ],
+    ids=str,
+)
+def test_what_a_stage_cannot_be_is_refused(options: Any, kind: Any, message: str) -> None:
+    with pytest.raises(kind, match=f"^{re.escape(message)}$"):
+        Stage(**{"fn": abs, **options})
+
+
+class Encoder(torch.nn.Module):
+    """Has a name by its class."""
+
+
+@pytest.mark.parametrize(
+    ("fn", "label"),
+    [
+        (doubled, "doubled"),
+        (abs, "abs"),
+        (Tensor.float, "float"),
+        (Encoder(), "Encoder"),
+        (functools.partial(doubled), "doubled"),
+        (on("image", Encoder()), "on('image', Encoder)"),
+        (lambda batch: batch, "<lambda>"),
+    ],
+    ids=str,
+)
+def test_a_stage_is_called_as_its_function_or_its_class_unless_it_has_a_name(
+    fn: Any, label: str
+) -> None:
+    assert Stage(fn).label == label
+    assert Stage(fn, name="flip").label == "flip"
+
+
 # -- listed ------------------------------------------------------------------------------------
 
 
@@ -85,7 +161,9 @@ def test_no_transform_is_no_stage() -> None:
     assert listed(None) == listed([]) == ()
 
 
-@pytest.mark.parametrize("transform", [abs, functools.partial(max, 3), str, torch.nn.ReLU()])
+@pytest.mark.parametrize(
+    "transform", [abs, functools.partial(max, 3), str, torch.nn.ReLU(), Stage(abs)]
+)
 def test_a_callable_is_one_stage(transform: Any) -> None:
     assert listed(transform) == (transform,)
 
@@ -98,7 +176,7 @@ def test_a_callable_container_is_one_stage() -> None:
 
 @pytest.mark.parametrize("kind", [list, tuple])
 def test_several_are_stages_in_order(kind: type) -> None:
-    assert listed(kind([abs, str])) == (abs, str)
+    assert listed(kind([abs, Stage(str), str])) == (abs, Stage(str), str)
 
 
 @pytest.mark.parametrize("transform", [3, "flip", [abs, 3], {abs}, {"a": abs}, iter([abs]), False])
@@ -393,7 +471,7 @@ class Fails(torch.nn.Module):
         raise ValueError("wrong size")
 
 
-def explanation(transform: Callable[[Any], Any], value: Any) -> str:
+def explanation(transform: Callable[[Any], Any] | Stage, value: Any) -> str:
     with pytest.raises(ValueError, match=r"^wrong size") as caught:
         through([transform], value)
     notes: list[str] = getattr(caught.value, "__notes__", [])  # from Python 3.11
@@ -423,6 +501,12 @@ def test_an_error_on_a_part_says_nothing_of_parts() -> None:
 
 def test_a_transform_without_a_name_is_shown_by_its_class() -> None:
     assert explanation(Fails(), X) == "raised by transform Fails on batch 0, float32[2, 3]"
+
+
+def test_an_error_in_a_stage_names_the_stage() -> None:
+    text = explanation(Stage(on(0, fails), name="augment"), (X, X))
+
+    assert text == ("raised by transform augment on batch 0, tuple(float32[2, 3], float32[2, 3])")
 
 
 def test_an_error_without_notes_says_so_in_its_message() -> None:
