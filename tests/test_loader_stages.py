@@ -49,7 +49,7 @@ def test_stages_may_change_structure_and_length_and_not_the_order(device: Any, d
     def unwrap(batch: dict[str, Any]) -> tuple[Tensor, list[int]]:
         return batch["x"][::2], [batch["rows"]]
 
-    stages = [Stage(wrap, name="wrap"), Adds(), unwrap, lambda batch: [*batch, "label"]]
+    stages: list[Any] = [Stage(wrap, name="wrap"), Adds(), unwrap, lambda batch: [*batch, "label"]]
     loader = StreamLoader(batches(6), device, transform=stages, prefetch_batches=depth)
     for number, (x, rows, label) in enumerate(loader):
         assert torch.equal(x, fill(2 * number))
@@ -116,7 +116,7 @@ def test_stages_before_it_run_ahead_and_it_does_not() -> None:
         return x
 
     device = FakeDevice()
-    stages = [ahead, Stage(after, after_step=True)]
+    stages: list[Any] = [ahead, Stage(after, after_step=True)]
     passes = iter(StreamLoader(batches(4), device, transform=stages, prefetch_batches=2))
     for number in range(2):
         next(passes)
@@ -130,7 +130,7 @@ def test_stages_before_it_run_ahead_and_it_does_not() -> None:
 def test_tables_of_a_stage_after_the_step_are_lent_until_they_have_arrived(depth: int) -> None:
     device = FakeDevice(looks=3)
     stages: list[Any] = [lambda x: {"x": x}, Stage(Adds(), after_step=True)]
-    loader = StreamLoader(batches(5), device, transform=stages, prefetch_batches=depth)
+    loader: Any = StreamLoader(batches(5), device, transform=stages, prefetch_batches=depth)
     assert [number_of(batch["x"]) for batch in loader] == [0, 2, 4, 6, 8]
 
 
