@@ -321,15 +321,13 @@ RACES = {name: site for name, site in SITES.items() if site.module != "window"}
 """Without an ask nothing races: there is too much memory (test_mutations.py)."""
 
 
-@DRAWS
-@pytest.mark.slow
-@pytest.mark.parametrize("site", RACES.values(), ids=RACES)
-def test_some_program_races_without_the_call(site: Site) -> None:
+def found(site: Site, start: int) -> list[str]:
+    """What is reported of some programs without the call; those of one start are much alike."""
     noticed: list[str] = []
 
-    @seed(0)
+    @seed(start)
     @given(PROGRAMS)
-    @settings(max_examples=200, database=None, phases=[Phase.generate])
+    @settings(max_examples=20, database=None, phases=[Phase.generate])
     def search(program: Program) -> None:
         if not noticed:
             device = device_of(program, site.skip)
@@ -338,4 +336,11 @@ def test_some_program_races_without_the_call(site: Site) -> None:
             del kept
 
     search()
-    assert noticed
+    return noticed
+
+
+@DRAWS
+@pytest.mark.slow
+@pytest.mark.parametrize("site", RACES.values(), ids=RACES)
+def test_some_program_races_without_the_call(site: Site) -> None:
+    assert any(found(site, start) for start in range(30))

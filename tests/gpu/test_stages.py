@@ -1,6 +1,5 @@
 """Stages on a real accelerator: graphed, compiled, behind the step, under autocast, by name."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,9 +25,10 @@ def scaled(x: Tensor) -> Tensor:
     return x * 2 + 1
 
 
-def graphed() -> Callable[[Tensor], Tensor]:
-    made: Any = torch.cuda.make_graphed_callables(scaled, (torch.zeros(SHAPE, device="cuda"),))
-    return lambda x: made(x)  # type: ignore[no-any-return]
+def graphed() -> Any:
+    """`scaled` as a CUDA graph: each call writes to the same memory, and returns that."""
+    made: Any = torch.cuda.make_graphed_callables
+    return made(scaled, (torch.zeros(SHAPE, device="cuda"),))
 
 
 def rows_wrong(transform: Any, depth: int) -> list[int]:
@@ -40,7 +40,7 @@ def rows_wrong(transform: Any, depth: int) -> list[int]:
         wrong.append((batch != -(2 * number + 1)).sum())
         del batch
         torch.full(SHAPE, torch.nan, device="cuda")  # where it was, perhaps
-    return torch.stack(wrong).tolist()  # type: ignore[no-any-return]
+    return torch.stack(wrong).tolist()
 
 
 # -- graphed and compiled --------------------------------------------------------------------------
@@ -65,7 +65,8 @@ def test_a_graphed_callable_whose_results_are_not_copied_is_an_error(depth: int)
 
 def test_a_graphed_module_makes_what_it_makes_by_itself() -> None:
     torch.manual_seed(0)
-    encoder = nn.Sequential(nn.Linear(1024, 512), nn.Tanh()).cuda().eval().requires_grad_(False)
+    encoder = nn.Sequential(nn.Linear(1024, 512), nn.Tanh()).cuda().eval()
+    encoder.requires_grad_(requires_grad=False)
     sources = [torch.rand(SHAPE) for _ in range(COUNT)]
     expected = [encoder(source.cuda()) for source in sources]
     replay: Any = torch.cuda.make_graphed_callables(encoder, (torch.zeros(SHAPE, device="cuda"),))
@@ -94,7 +95,7 @@ def trained(depth: int, *, after_step: bool = True) -> list[float]:
         busy(2)
         teacher.mul_(0.5).add_(batch, alpha=0.25)
         sums.append(batch.sum())
-    return torch.stack(sums).tolist()  # type: ignore[no-any-return]
+    return torch.stack(sums).tolist()
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
@@ -160,7 +161,7 @@ def test_each_stage_is_an_nvtx_range_with_the_batchs_number(
     monkeypatch.setattr(torch.cuda.nvtx, "range_push", pushed.append)
     monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: popped.append(None))
 
-    stages = [Stage(scaled, name="a {b}"), torch.neg]
+    stages: list[Any] = [Stage(scaled, name="a {b}"), torch.neg]
     for _ in StreamLoader(numbered(2), "cuda", transform=stages):
         pass
 
