@@ -146,7 +146,7 @@ def test_a_stages_stream_has_its_priority() -> None:
         seen.append(torch.cuda.current_stream().priority)
         return x
 
-    stages = [look, Stage(look, priority=-1), Stage(look, priority=-100)]
+    stages: list[Any] = [look, Stage(look, priority=-1), Stage(look, priority=-100)]
     for _ in StreamLoader(numbered(1), "cuda", transform=stages):
         pass
     assert seen[:2] == [0, -1]
