@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import itertools
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -224,6 +225,8 @@ def streamed(depth: int) -> Loop:
     """StreamLoader, `depth` batches ahead."""
 
     def loop(work: Work, form: Form) -> Iterator[Taken]:
+        # All rungs draw from the same generator, in the same order: that they differ would show.
+        warnings.filterwarnings("ignore", "transform .* draws from torch's generators")
         source = _article_feed.loader(work.pinned)
         transform = on(0, form.staged)
         with StreamLoader(

@@ -22,14 +22,15 @@ and where each part of it is written down:
     slabs.py      pinned slabs, round and round
     window.py     how far ahead: ask, admit; NOTE [Memory rules]
     stages.py     the copy, the transforms, the hand-over: a stream each
-    transforms.py what a transform is; `on`; those that plan on the host
+    transforms.py what a transform is; `Stage`; `on`; those that plan on the host
+    results.py    what a transform may return, and which memory that is
     batch.py      the record that travels
     tree.py       nested batches: visit, rebuild any container
     layout.py     what is packed where, which tensors share a copy; pure
     carve.py      tensors out of a block's bytes, many by one call
     context.py    what a batch's randomness depends on; pure
-    stats.py      what was waited for: the source, the device
-    device/       the seam: sixteen verbs; CUDA and other accelerators, the CPU
+    stats.py      what was waited for: the source, the device; how long launching took
+    device/       the seam: eighteen verbs; CUDA and other accelerators, the CPU
     testing.py    a public fake device
     checker.py    one that reports what may race, by happens-before; time in it is virtual
     ledger.py     who did what to which memory, as the checker saw it
@@ -51,7 +52,7 @@ from __future__ import annotations
 
 from streamloader.loader import StreamLoader
 from streamloader.stats import Counts, Stats
-from streamloader.transforms import Planned, on
+from streamloader.transforms import Planned, Stage, on
 
-__all__ = ["Counts", "Planned", "Stats", "StreamLoader", "on"]
+__all__ = ["Counts", "Planned", "Stage", "Stats", "StreamLoader", "on"]
 __version__ = "0.1.0"

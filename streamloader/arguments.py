@@ -6,13 +6,11 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from torch.nn import ModuleList
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 __all__ = [
     "advice",
     "advise",
-    "callables",
     "dataloader",
     "draws_apart",
     "epoch_setters",
@@ -38,24 +36,6 @@ def iterable(loader: Any) -> Any:
     if not hasattr(type(loader), "__iter__") and not hasattr(type(loader), "__getitem__"):
         raise TypeError(f"loader must be an iterable of batches, got {loader!r}")
     return loader
-
-
-def callables(transform: Any) -> tuple[Callable[[Any], Any], ...]:
-    """`transform` as the stages it stands for; a callable container, such as `Sequential`, is one.
-
-    Raises:
-        TypeError: It is neither a callable nor a list of them.
-    """
-    if transform is None:
-        return ()
-    listed = isinstance(transform, (list, tuple, ModuleList))  # the last can be called, and fails
-    if listed and all(map(callable, transform)):
-        return tuple(transform)
-    if callable(transform) and not listed:
-        return (transform,)
-    raise TypeError(
-        f"transform must be a callable (batch -> batch) or a list of them, got {transform!r}"
-    )
 
 
 def whole(name: str, value: Any) -> int:

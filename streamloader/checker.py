@@ -122,8 +122,8 @@ class CheckedDevice(FakeDevice):
     # -- streams and events -----------------------------------------------------------------------
 
     @override
-    def stream(self, name: str) -> CheckedStream:
-        return CheckedStream(super().stream(name).name)
+    def stream(self, name: str, priority: int = 0) -> CheckedStream:
+        return CheckedStream(super().stream(name).name, priority)
 
     @override
     def current(self) -> CheckedStream:

@@ -25,6 +25,7 @@ from streamloader.context import Context
 from streamloader.device import POLL_SECONDS, Device
 from streamloader.pack import size
 from streamloader.region import Region
+from streamloader.results import OverwrittenError
 from streamloader.sent import wanted
 from streamloader.slabs import Slabs
 from streamloader.source import JOIN_SECONDS, End, Pack, Source
@@ -58,7 +59,10 @@ def inline(
         if not held:
             return
         meter.handed_over(size(held))
-        yield pipeline.whole(keep(held.pop()), context._replace(number=number))
+        start = time.perf_counter()
+        held.append(pipeline.whole(keep(held.pop()), context._replace(number=number)))
+        meter.launched(time.perf_counter() - start)
+        yield held.pop()
 
 
 class Epoch:
@@ -127,14 +131,15 @@ class Epoch:
 
     def _next(self, number: int) -> list[Any]:
         """The batch that is asked for, alone in a list, which is empty at the end."""
-        self.window.ask()
+        asked = self.window.ask()
         item = self._due()
         if isinstance(item, End):
             item.finish()
             return []
         self.source.permit(number + self._depth + 2)
         self._meter.handed_over(item.nbytes, shared=item.shared)
-        return [self._pipeline.hand_over(item, self._of(number))]
+        with self._submitting(item):
+            return [self._pipeline.hand_over(item, self._of(number), asked)]
 
     def _due(self) -> Batch | End:
         """The batch that is due, launched, after launching whatever else can be.
@@ -169,8 +174,11 @@ class Epoch:
 
     def _launch(self, batch: Batch) -> None:
         try:
-            with self._modes():
+            with self._submitting(batch):
                 self._submit(batch)
+        except OverwrittenError as error:
+            self._launched.clear()  # these are what was overwritten
+            self._end(End(error))
         except Exception as error:  # noqa: BLE001  # the caller gets it when the batch is due
             self._end(End(error))
         else:
@@ -186,15 +194,23 @@ class Epoch:
         finally:
             self.slabs.lend(batch.ready, batch.slab, sources)
             batch.slab, batch.sent, batch.direct = None, None, {}
+        self._pipeline.transform(batch, self._of(batch.number))
+
+    @contextmanager
+    def _submitting(self, batch: Batch) -> Iterator[None]:
+        """Work of a batch is submitted: that takes time, and tables are lent for it."""
+        start = time.perf_counter()
         try:
-            self._pipeline.transform(batch, self._of(batch.number))
+            with self._modes():
+                yield
         finally:
             while batch.late:
                 sent, table = batch.late.pop()
                 self.slabs.lend(sent, None, [table])
+            self._meter.launched(time.perf_counter() - start)
 
     def _modes(self) -> AbstractContextManager[object]:
-        """A batch that is launched in an inference mode of the caller's may be due after it."""
+        """A batch that is made in an inference mode of the caller's may be used after it."""
         return nullcontext() if self._device.host else torch.inference_mode(mode=False)
 
     def _wait(self) -> None:

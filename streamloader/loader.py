@@ -24,7 +24,7 @@ from streamloader.slabs import Slabs
 from streamloader.source import Source
 from streamloader.stages import Pipeline
 from streamloader.stats import Meter, Stats
-from streamloader.transforms import Transform, note, seeds
+from streamloader.transforms import Stage, Transform, listed, note, seeds
 from streamloader.transport import Transport, budget
 from streamloader.window import Window
 
@@ -53,9 +53,10 @@ class StreamLoader(Generic[Batch_co]):
             `Device` of your own, such as `streamloader.testing.FakeDevice`, is taken as it is.
         transform: A callable `batch -> batch`, or several to be called in order, each on a stream
             of its own, without gradients and without the caller's autocast. `on(key, function)`
-            transforms one part. Torch's generators are seeded for each batch, and restored after
-            it, unless the loader's thread may draw from them at the same time: then
-            (`num_workers=0`, a generator) transforms draw as they come.
+            transforms one part, `Stage(function, ...)` says more. What they read nobody may write
+            meanwhile (but see `Stage`); what they return is the caller's. Torch's generators are
+            seeded for each batch and restored, unless the loader's thread may draw from them too
+            (`num_workers=0`, a generator): then transforms draw as they come, with a warning.
         prefetch_batches: How many batches ahead of the step. 0 does everything in the caller's
             thread when the batch is asked for. Memory is that of at most `prefetch_batches` + 2
             batches, on the device and pinned on the host.
@@ -96,14 +97,14 @@ class StreamLoader(Generic[Batch_co]):
         loader: Iterable[Batch_co],
         device: DeviceLike | None = None,
         *,
-        transform: Transform | Sequence[Transform] | None = None,
+        transform: Transform | Stage | Sequence[Transform | Stage] | None = None,
         prefetch_batches: int = 2,
         shared_memory: bool | int = True,
         seed: int | None = None,
     ) -> None:
         self._loader = arguments.iterable(loader)
         self._asked = check(device)
-        self._transforms = arguments.callables(transform)
+        self._transforms = listed(transform)
         self._depth = arguments.whole("prefetch_batches", prefetch_batches)
         self._shared = arguments.size("shared_memory", shared_memory, budget)
         self._seed = None if seed is None else arguments.whole("seed", seed)
@@ -346,5 +347,4 @@ class StreamLoader(Generic[Batch_co]):
 
 
 def _resources(device: Device, depth: int) -> tuple[Slabs, Window]:
-    """What passes take over from one another."""
-    return Slabs(device, depth + 2), Window(device, depth)
+    return Slabs(device, depth + 2), Window(device, depth)  # what passes take over

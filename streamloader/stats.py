@@ -1,4 +1,4 @@
-"""What was waited for: the source, or the device."""
+"""What was waited for: the source, or the device; and how long launching took."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ class Counts:
         source_seconds: Seconds the caller waited in `next()` because no batch was there yet.
         device_seconds: Seconds the caller waited in `next()` because it was `prefetch_batches`
             steps ahead of the device. This costs the device nothing.
+        launch_seconds: Seconds the caller spent in `next()` submitting copies and transforms: their
+            Python, and whatever in them made it wait for the device, as `.item()` does. Such a wait
+            changes no batch, and costs overlap.
         shared: Batches that came through the shared memory of workers (`shared_memory`). Others
             came in new memory: none was free, or it was too little, or the loader has no workers.
     """
@@ -27,6 +30,7 @@ class Counts:
     nbytes: int = 0
     source_seconds: float = 0.0
     device_seconds: float = 0.0
+    launch_seconds: float = 0.0
     shared: int = 0
 
     @override
@@ -34,7 +38,8 @@ class Counts:
         through = f" ({self.shared} through shared memory)" if self.shared else ""
         return (
             f"{self.batches} batches{through}, {self.nbytes / 1e6:.1f} MB; waited for the source "
-            f"{self.source_seconds:.2f} s, for the device {self.device_seconds:.2f} s"
+            f"{self.source_seconds:.2f} s, for the device {self.device_seconds:.2f} s; launched in "
+            f"{self.launch_seconds:.2f} s"
         )
 
 
@@ -68,11 +73,12 @@ class Meter:
     nbytes: int = 0
     source_seconds: float = 0.0
     device_seconds: float = 0.0
+    launch_seconds: float = 0.0
     shared: int = 0
 
     def counts(self) -> Counts:
         """What has been counted so far."""
-        seconds = self.source_seconds, self.device_seconds
+        seconds = self.source_seconds, self.device_seconds, self.launch_seconds
         return Counts(self.batches, self.nbytes, *seconds, self.shared)
 
     def handed_over(self, nbytes: int, *, shared: bool = False) -> None:
@@ -89,3 +95,9 @@ class Meter:
         self.device_seconds += device
         if self.total is not None:
             self.total.waited(source=source, device=device)
+
+    def launched(self, seconds: float) -> None:
+        """So many more seconds of submitting work."""
+        self.launch_seconds += seconds
+        if self.total is not None:
+            self.total.launched(seconds)

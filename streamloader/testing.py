@@ -16,7 +16,7 @@ import functools
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +26,6 @@ from torch import Tensor
 from typing_extensions import override
 
 from streamloader.device.seam import Device, Event
-from streamloader.device.streamless import seeded
 
 __all__ = ["FakeDevice", "FakeEvent", "FakeStream"]
 
@@ -40,10 +39,12 @@ class FakeStream:
 
     Attributes:
         name: As given to `FakeDevice.stream`.
+        priority: Likewise.
         held: While true, the host sees none of its events complete.
     """
 
     name: str
+    priority: int = 0
     held: bool = False
     todo: deque[Callable[[], object]] = field(default_factory=deque, repr=False)
     submitted: int = 0
@@ -112,9 +113,9 @@ class FakeDevice(Device):
         return placed.copy_(tensor)
 
     @override
-    def stream(self, name: str) -> FakeStream:
+    def stream(self, name: str, priority: int = 0) -> FakeStream:
         self.log.append(("stream", name))
-        return FakeStream(name)
+        return FakeStream(name, priority)
 
     @override
     def current(self) -> FakeStream:
@@ -189,9 +190,13 @@ class FakeDevice(Device):
         return tensor.layout == torch.strided and _key(tensor) in self._memory
 
     @override
+    def generators(self) -> Sequence[torch.Generator]:
+        return [torch.default_generator]
+
+    @override
     def draws(self, seed: int) -> AbstractContextManager[object]:
         self.log.append(("draws", seed))
-        return seeded([torch.default_generator], seed)
+        return super().draws(seed)
 
     @override
     def inherit(self) -> AbstractContextManager[object]:

@@ -1,8 +1,9 @@
-"""What a transform is: a callable, `on` one part of the batch, or one that plans on the host."""
+"""What a transform is: a callable, `on` one part of the batch, one that plans, or a `Stage`."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn import ModuleList
 from typing_extensions import override
 
 from streamloader import tree
@@ -18,13 +20,16 @@ from streamloader.context import Context, rank
 
 __all__ = [
     "Planned",
+    "Stage",
     "Tabled",
     "Transform",
     "explain",
+    "listed",
     "note",
     "on",
     "planned",
     "seeds",
+    "staged",
     "untraced",
 ]
 
@@ -109,10 +114,17 @@ class on:  # noqa: N801  # reads as a word: on("image", augment)
     Args:
         key: A mapping's key, a field's name, or an index.
         function: Called with that part; what it returns takes its place.
+
+    Raises:
+        TypeError: `function` cannot be called.
     """
 
     key: Any
     function: Transform
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise TypeError(f"function must be a callable (part -> part), got {self.function!r}")
 
     def __call__(self, batch: Any) -> Any:
         """The batch, a new container of the same class, with that part replaced."""
@@ -135,9 +147,93 @@ class _PlannedPart(Planned):
         return tree.with_part(batch, self.key, self.part.run(tree.part(batch, self.key), table))
 
 
-def seeds(transforms: Sequence[Transform]) -> bool:
+@dataclass(frozen=True)
+class Stage:
+    """A transform, and how it is run: for those who need more than a callable.
+
+        StreamLoader(loader, transform=[augment, Stage(encoder, autocast=torch.bfloat16)])
+        StreamLoader(loader, transform=Stage(on("image", encoder), name="encoder"))
+
+    Args:
+        fn: `batch -> batch`, of any structure and length. A module is run as it is: who wants it in
+            eval mode, on the device, or frozen makes it so before. It may be graphed or compiled;
+            what a CUDA graph writes is copied out of it: `lambda batch: graphed(batch).clone()`.
+        name: What profilers (torch's, NVTX) and errors call it, with the batch's number. None is
+            the function's name or the object's class.
+        priority: Of its stream, as of `torch.Stream`: 0 or below, and a lower number goes first. A
+            device that knows no such number takes its lowest.
+        autocast: `torch.bfloat16` or `torch.float16`, under which `fn` runs; None is as it stands,
+            and never the caller's autocast. Casts of weights are not cached: they would outlive
+            the call, made on this stream and without gradients.
+        after_step: Whether `fn` reads what the step writes: a teacher that follows the weights, a
+            module that is trained. Then it runs, and all transforms behind it, when its batch is
+            asked for: on batch i after step i-1 and before step i, as in a plain loop. That is
+            right, and overlaps nothing; transforms before it still run ahead. The steps are what
+            was submitted to the stream that took the batch before, and to the one that asks.
+
+    Raises:
+        TypeError: `fn` cannot be called, `name` is no text, or `priority` no whole number.
+        ValueError: `priority` is above 0, or `autocast` is another dtype.
+    """
+
+    fn: Transform
+    name: str | None = None
+    priority: int = 0
+    autocast: torch.dtype | None = None
+    after_step: bool = False
+
+    def __post_init__(self) -> None:
+        if not callable(self.fn):
+            raise TypeError(f"fn must be a callable (batch -> batch), got {self.fn!r}")
+        if not isinstance(self.name, str | None):
+            raise TypeError(f"name must be a text, got {self.name!r}")
+        if isinstance(self.priority, bool) or not isinstance(self.priority, int):
+            raise TypeError(f"priority must be a whole number, got {self.priority!r}")
+        if self.priority > 0:
+            raise ValueError(f"priority must be at most 0, the default, got {self.priority}")
+        if self.autocast not in (None, torch.bfloat16, torch.float16):
+            raise ValueError(
+                f"autocast must be torch.bfloat16, torch.float16 or None, got {self.autocast!r}"
+            )
+
+    @property
+    def label(self) -> str:
+        """Its name, or its callable's."""
+        return self.name or _name(self.fn)
+
+
+def listed(transform: Any) -> tuple[Transform | Stage, ...]:
+    """`transform` as what it stands for, in order; a callable container, as `Sequential`, is one.
+
+    Raises:
+        TypeError: It is neither a callable, nor a `Stage`, nor a list of them.
+    """
+    if transform is None:
+        return ()
+    several = isinstance(transform, (list, tuple, ModuleList))  # the last can be called, and fails
+    given = tuple(transform) if several else (transform,)
+    if all(callable(each) or isinstance(each, Stage) for each in given):
+        return given
+    raise TypeError(
+        f"transform must be a callable (batch -> batch), a Stage, or a list of them, got "
+        f"{transform!r}"
+    )
+
+
+def staged(transforms: Sequence[Transform | Stage]) -> list[Stage]:
+    """Each as a `Stage`, with a stream of its own.
+
+    There is one rule for all, plain callables too: batch i+1 is in the first while batch i is in
+    the second, and to name one or to give it a priority moves no other. What gains nothing from
+    that (some kernels of a few microseconds) is one callable: `augment.Compose`, `nn.Sequential`,
+    `lambda batch: second(first(batch))`. That saves an event and a wait.
+    """
+    return [each if isinstance(each, Stage) else Stage(each) for each in transforms]
+
+
+def seeds(transforms: Sequence[Transform | Stage]) -> bool:
     """Whether some of them may draw from torch's generators: those that do not plan."""
-    return None in map(planned, transforms)
+    return any(planned(stage.fn) is None for stage in staged(transforms))
 
 
 def planned(transform: Transform) -> Planned | None:
@@ -148,13 +244,13 @@ def planned(transform: Transform) -> Planned | None:
     return transform if isinstance(transform, Planned) else None
 
 
-def explain(error: Exception, transform: Transform, value: Any) -> None:
-    """Adds to `error` which transform raised it, and on what."""
-    text = f"raised by transform {_name(transform)} on the batch {tree.describe(value)}"
-    if not isinstance(value, Tensor) and not isinstance(transform, on):
+def explain(error: Exception, stage: Stage, number: int, value: Any) -> None:
+    """Adds to `error` which transform raised it, and on which batch."""
+    text = f"raised by transform {stage.label} on batch {number}, {tree.describe(value)}"
+    if not isinstance(value, Tensor) and not isinstance(stage.fn, on):
         text += (
             "; a transform gets the whole batch: to give it one part, wrap it, as in "
-            f"transform=on({_first_key(value)!r}, {_name(transform)})"
+            f"transform=on({_first_key(value)!r}, {_name(stage.fn)})"
         )
     note(error, text)
 
@@ -168,7 +264,12 @@ def note(error: Exception, text: str) -> None:
 
 
 def _name(transform: Transform) -> str:
-    return getattr(transform, "__qualname__", None) or repr(transform)
+    """A function's name, or an object's class."""
+    if isinstance(transform, on):
+        return f"on({transform.key!r}, {_name(transform.function)})"
+    if isinstance(transform, functools.partial):
+        return _name(transform.func)
+    return getattr(transform, "__name__", None) or type(transform).__name__
 
 
 def _first_key(value: Any) -> Any:

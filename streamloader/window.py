@@ -30,7 +30,10 @@ What may be in flight, and who may write what when. Cited by number where a verb
    write that again.
 6. A transform reads only state that nobody writes or frees meanwhile: a frozen encoder, not a
    teacher that the step updates. What the caller wrote before the pass it may read
-   (`Pipeline.begin`).
+   (`Pipeline.begin`). One that is to read what the step writes, `Stage(after_step=True)`, is
+   launched with all that follow it when its batch is due: behind ask(i), so after step i-1, and
+   step i waits for it by the hand-over (`Pipeline.hand_over`). What a transform has returned for
+   one batch it returns for no other, since it may be in use by then (`results.Fresh`).
 7. Only the caller's thread allocates, launches, waits and asks for events, in `next()`. Work keeps
    program order, and no thread of ours can break a graph capture of the caller's. (The loader
    thread plans, asks whether a tensor is pinned, and records an event behind what a source made on
@@ -41,6 +44,7 @@ What may be in flight, and who may write what when. Cited by number where a verb
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from streamloader.device import Device, Event, Stream
 
@@ -70,15 +74,21 @@ class Window:
         """How many batches have been asked for."""
         return self._asked
 
-    def ask(self) -> None:
-        """The caller asks for one more: all its work on earlier batches is submitted."""
+    def ask(self) -> Sequence[Event]:
+        """The caller asks for one more: all its work on earlier batches is submitted.
+
+        Returns:
+            What completes when that work has run.
+        """
         current = self._device.current()
         streams = [current]
         if self._taker is not None and self._taker != current:
             streams.append(self._taker)
-        self._asks.append((self._asked, [self._device.record(stream) for stream in streams]))
+        events = [self._device.record(stream) for stream in streams]
+        self._asks.append((self._asked, events))
         self._asked += 1
         self._taker = current
+        return events
 
     def admits(self, number: int) -> bool:
         """Whether memory for batch `number` may be allocated."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from streamloader import Planned, StreamLoader
+from streamloader import Planned, Stage, StreamLoader
 from streamloader.checker import CheckedDevice
 from streamloader.context import Context
 
@@ -116,6 +116,92 @@ def planned(make: Make) -> CheckedDevice:
     return device
 
 
+def split(batch: Tensor) -> dict[str, list[Tensor]]:
+    """Another structure, of a view and of what is longer."""
+    return {"parts": [batch[1:], torch.cat([batch, batch])]}
+
+
+def joined(batch: dict[str, list[Tensor]]) -> Tensor:
+    """The first shape again."""
+    return batch["parts"][1][: NBYTES // 4] + batch["parts"][0].sum()
+
+
+def restructured(make: Make) -> CheckedDevice:
+    """Four transforms; what lies between them has other shapes and another structure."""
+    device = make(looks=LATE)
+    run(device, StreamLoader(floats(), device, transform=[double, split, joined, double]))
+    return device
+
+
+def taught(make: Make) -> CheckedDevice:
+    """A transform reads what each step writes, and another one reads what it has made."""
+    device = make(looks=LATE)
+    teacher = device.put(torch.ones(NBYTES // 4))
+    teach = Stage(lambda batch: batch * teacher, after_step=True)
+    with device.on(device.current()):
+        for batch in StreamLoader(floats(), device, transform=[double, teach, Late()]):
+            teacher.add_(batch)
+    return device
+
+
+def trained(make: Make) -> CheckedDevice:
+    """The same of an object that moves itself, and each step runs on another stream.
+
+    It waits for the step before, where the batch before was taken.
+    """
+    device = make(looks=LATE)
+    streams = [device.stream("left"), device.stream("right")]
+    teacher = device.put(torch.ones(NBYTES // 4))
+    for stream in streams:
+        device.wait(stream, device.record(device.current()))
+        device.uses(teacher, stream)
+    passes = iter(
+        StreamLoader(
+            map(Itself, floats()),
+            device,
+            transform=Stage(lambda batch: Itself(batch.tensor * teacher), after_step=True),
+        )
+    )
+    for number in range(COUNT):
+        with device.on(streams[number % 2]):
+            teacher.add_(next(passes).tensor)
+    del passes
+    device.wait(device.current(), device.record(streams[0]))
+    device.wait(device.current(), device.record(streams[1]))
+    return device
+
+
+class Itself:
+    """An object that moves itself."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def to(self, device: torch.device) -> Itself:
+        return Itself(self.tensor.to(device, copy=True))
+
+
+def failing(make: Make) -> CheckedDevice:
+    """A transform that reads what the step writes fails; the caller goes on writing it."""
+    device = make(looks=LATE)
+    teacher = device.put(torch.ones(NBYTES // 4))
+
+    def teach(batch: Tensor) -> Tensor:
+        made = batch * teacher
+        if len(made.shape) == 2:
+            raise KeyError("two")
+        return made
+
+    batches = [*floats(2), torch.ones(2, NBYTES // 4)]
+    with device.on(device.current()):
+        try:
+            for batch in StreamLoader(batches, device, transform=Stage(teach, after_step=True)):
+                teacher.add_(batch)
+        except KeyError:
+            teacher.add_(1)
+    return device
+
+
 def present(make: Make) -> CheckedDevice:
     """The source makes its batches on the device, on the caller's stream, in the loader thread."""
     device = make(looks=LATE)
@@ -211,6 +297,10 @@ SCENARIOS: dict[str, Scenario] = {
         prepared,
         transformed,
         planned,
+        restructured,
+        taught,
+        trained,
+        failing,
         present,
         refilled,
         closed,

@@ -1,6 +1,5 @@
 """What is accepted, what is refused and how, what is warned of."""
 
-import functools
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -54,48 +53,6 @@ def test_a_dataset_is_refused_with_what_to_do(dataset: Any) -> None:
         r"wrap it first, as in StreamLoader\(DataLoader\(dataset, batch_size=\.\.\.\)\)$",
     ):
         arguments.iterable(dataset)
-
-
-# -- callables ---------------------------------------------------------------------------------
-
-
-def test_no_transform_is_no_stage() -> None:
-    assert arguments.callables(None) == arguments.callables([]) == ()
-
-
-@pytest.mark.parametrize("transform", [abs, functools.partial(max, 3), str, torch.nn.ReLU()])
-def test_a_callable_is_one_stage(transform: Any) -> None:
-    assert arguments.callables(transform) == (transform,)
-
-
-def test_a_callable_container_is_one_stage() -> None:
-    whole = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.ReLU())
-
-    assert arguments.callables(whole) == (whole,)
-
-
-@pytest.mark.parametrize("kind", [list, tuple])
-def test_several_are_stages_in_order(kind: type) -> None:
-    assert arguments.callables(kind([abs, str])) == (abs, str)
-
-
-@pytest.mark.parametrize("transform", [3, "flip", [abs, 3], {abs}, {"a": abs}, iter([abs]), False])
-def test_what_cannot_be_called_is_refused(transform: Any) -> None:
-    shown = re.escape(repr(transform))
-    with pytest.raises(
-        TypeError,
-        match=rf"^transform must be a callable \(batch -> batch\) or a list of them, got {shown}$",
-    ):
-        arguments.callables(transform)
-
-
-def test_a_list_changed_later_changes_nothing() -> None:
-    given = [abs]
-    stages = arguments.callables(given)
-
-    given.clear()
-
-    assert stages == (abs,)
 
 
 # -- whole -------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from streamloader import StreamLoader, pack
+from streamloader import Stage, StreamLoader, pack
 from streamloader.checker import CheckedDevice
 from streamloader.device import Event, Stream
 from tests.scenarios import COUNT, NBYTES, double, floats, run, settle, step
@@ -448,24 +448,31 @@ def test_rule_5_a_buffer_that_is_sent_from_where_it_lies_must_not_be_refilled(
         device.verify()
 
 
-def taught(device: CheckedDevice, teacher: list[Tensor], after: Callable[[Tensor], None]) -> None:
+def taught(
+    device: CheckedDevice,
+    teacher: list[Tensor],
+    after: Callable[[Tensor], None],
+    *,
+    after_step: bool = False,
+) -> None:
     """A loop with a transform that reads `teacher[0]`; `after` is called with each batch but one.
 
-    By then the transforms of two batches more are under way.
+    By then the transforms of two batches more are under way, unless they wait for the step.
     """
 
     def teach(batch: Tensor) -> Tensor:
         return batch * teacher[0]
 
     with device.on(device.current()):
-        loader = StreamLoader(floats(), device, transform=teach, prefetch_batches=4)
+        stage = Stage(teach, after_step=after_step)
+        loader = StreamLoader(floats(), device, transform=[double, stage], prefetch_batches=4)
         for number, batch in enumerate(loader):
             if number:
                 after(batch)
             settle(device)
 
 
-TEACH = rf"read by stream 'stage 0' at {HERE}teach"
+TEACH = rf"read by stream 'stage 1' at {HERE}teach"
 
 
 def test_rule_6_a_transform_may_read_a_weight_that_nobody_writes() -> None:
@@ -475,28 +482,40 @@ def test_rule_6_a_transform_may_read_a_weight_that_nobody_writes() -> None:
     device.verify()
 
 
-def test_rule_6_a_weight_that_the_step_updates_while_a_transform_reads_it_is_reported() -> None:
+@pytest.mark.parametrize("after_step", [False, True])
+def test_rule_6_a_weight_that_the_step_updates_while_a_transform_reads_it_is_reported(
+    *, after_step: bool
+) -> None:
     device = CheckedDevice(looks=20)
     teacher = [torch.ones(NBYTES // 4)]
 
     def update(batch: Tensor) -> None:
         teacher[0].add_(batch)
 
-    taught(device, teacher, update)
+    taught(device, teacher, update, after_step=after_step)
 
+    if after_step:  # then nothing of the kind happens
+        device.verify()
+        return
     pattern = rf"^written by stream 'default' at {HERE}update: nothing orders it after {TEACH}$"
     assert re.search(pattern, "\n".join(device.reports), re.MULTILINE)
 
 
-def test_rule_6_a_weight_that_is_replaced_while_a_transform_reads_it_is_reported() -> None:
+@pytest.mark.parametrize("after_step", [False, True])
+def test_rule_6_a_weight_that_is_replaced_while_a_transform_reads_it_is_reported(
+    *, after_step: bool
+) -> None:
     device = CheckedDevice(looks=20)
     teacher = [device.put(torch.ones(NBYTES // 4))]
 
     def replace(batch: Tensor) -> None:
         teacher[0] = batch.clone()
 
-    taught(device, teacher, replace)
+    taught(device, teacher, replace, after_step=after_step)
 
+    if after_step:
+        device.verify()
+        return
     pattern = rf"^given back too early: 64 bytes, made at {HERE}\w+, may be in use: {TEACH}$"
     assert re.search(pattern, "\n".join(device.reports), re.MULTILINE)
 
@@ -529,7 +548,7 @@ def test_rule_5_a_buffer_on_the_device_must_not_be_refilled_and_is_reported() ->
     with device.on(device.current()):
         for _ in StreamLoader(source(), device, transform=double):
             pass
-    with pytest.raises(AssertionError, match=r"in source$"):
+    with pytest.raises(AssertionError, match=r"(?m) in source$"):
         device.verify()
 
 

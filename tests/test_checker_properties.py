@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from typing_extensions import override
 
-from streamloader import Planned, StreamLoader, tree
+from streamloader import Planned, Stage, StreamLoader, tree
 from streamloader.checker import CheckedDevice
 from streamloader.context import Context
 from tests.scenarios import Skip
@@ -41,6 +41,7 @@ class Program:
         count: How many batches.
         on_device: Whether the source makes every other tensor on the device.
         transforms: Names of TRANSFORMS.
+        after: The place among them of one that reads what the steps write, if there are so many.
         fails: The batch on which the last transform fails, if there is one.
         depth: `prefetch_batches`.
         looks: How late the host learns of events.
@@ -59,6 +60,7 @@ class Program:
     count: int
     on_device: bool
     transforms: list[str]
+    after: int
     fails: int
     depth: int
     looks: int
@@ -111,6 +113,12 @@ def nap(microseconds: int) -> None:
         time.sleep(microseconds * 1e-6)
 
 
+def _renamed(batch: Any) -> Any:
+    """Another structure, and a tensor more, of all that was there."""
+    found = parts(batch)
+    return {"all": found, "sum": torch.stack([tensor.sum() for tensor in found]).mul(0)[:0]}
+
+
 def _first(batch: Any) -> Any:
     """Drops all but one tensor, early."""
     return tree.leaves(batch)[:1]
@@ -134,6 +142,8 @@ TRANSFORMS: dict[str, Callable[[Any], Any]] = {
     "in place": everywhere(lambda tensor: tensor.add_(0)),
     "view": everywhere(lambda tensor: tensor[: tensor.shape[0] // 2]),
     "twice": everywhere(lambda tensor: (tensor * 3 - tensor.mul(2)).clone()),
+    "longer": everywhere(lambda tensor: torch.cat([tensor, tensor])),
+    "structure": _renamed,
     "drops": _first,
     "planned": Adds(),
     "draws": everywhere(lambda tensor: tensor + torch.rand(tensor.shape).mul(0)),
@@ -146,7 +156,8 @@ PROGRAMS = st.builds(
     varies=st.sampled_from([0, 0, 1, 100]),
     count=st.integers(1, 9),
     on_device=st.booleans(),
-    transforms=st.lists(st.sampled_from(sorted(TRANSFORMS)), max_size=3),
+    transforms=st.lists(st.sampled_from(sorted(TRANSFORMS)), max_size=4),
+    after=st.integers(0, 6),
     fails=st.integers(0, 20),
     depth=st.integers(0, 4),
     looks=st.sampled_from([0, 1, 4, 30]),
@@ -192,7 +203,11 @@ def check(batch: Any, number: int) -> None:
 
 
 def one_pass(
-    program: Program, device: CheckedDevice, passes: Iterator[Any], streams: list[Any]
+    program: Program,
+    device: CheckedDevice,
+    passes: Iterator[Any],
+    streams: list[Any],
+    taught: list[Tensor],
 ) -> None:
     kept: list[tuple[Any, int]] = []
     weights = [device.put(torch.zeros(())) for _ in streams]
@@ -202,6 +217,7 @@ def one_pass(
     for number in range(program.breaks + 1):
         lane = program.takes[number % len(program.takes)]
         with device.on(streams[lane]):
+            taught[:] = [weights[lane]]
             batch = next(passes, None)
             if batch is None:
                 return
@@ -216,17 +232,9 @@ def one_pass(
             step(batch, weights[lane])
 
 
-def through(program: Program, device: CheckedDevice) -> Tensor:
-    """Runs it.
-
-    Returns:
-        What its transforms read, written by the caller before the first pass; to be kept.
-    """
-    streams = [device.current(), device.stream("left"), device.stream("right")]
+def stages(program: Program, weight: Tensor, taught: list[Tensor]) -> list[Any]:
+    """Its transforms; if there are any, the last one reads `weight`, and may fail."""
     calls = [0]
-    weight = device.put(torch.ones(4))
-    with device.on(streams[0]):
-        weight.add_(1)
 
     def failing(batch: Any) -> Any:
         calls[0] += 1
@@ -235,20 +243,42 @@ def through(program: Program, device: CheckedDevice) -> Tensor:
             raise FailureError
         return batch
 
-    transforms = [TRANSFORMS[name] for name in program.transforms]
-    if transforms:
-        transforms.append(failing)
+    def teach(batch: Any) -> Any:
+        """Reads what the steps on the caller's stream have written."""
+        return everywhere(lambda tensor: tensor + (taught[0] * 0).to(tensor.dtype))(batch)
+
+    made: list[Any] = [TRANSFORMS[name] for name in program.transforms]
+    if made:
+        made.append(failing)
+    if program.after < len(made):
+        made.insert(program.after, Stage(teach, after_step=True))
+    return made
+
+
+def through(program: Program, device: CheckedDevice) -> Tensor:
+    """Runs it.
+
+    Returns:
+        What its transforms read, written by the caller before the first pass; to be kept.
+    """
+    streams = [device.current(), device.stream("left"), device.stream("right")]
+    weight = device.put(torch.ones(4))
+    with device.on(streams[0]):
+        weight.add_(1)
+    taught: list[Tensor] = []
+    transforms = stages(program, weight, taught)
     loader = StreamLoader(
         Source(program, device), device, transform=transforms, prefetch_batches=program.depth
     )
     for _ in range(program.passes):
         passes = iter(loader)
         try:
-            one_pass(program, device, passes, streams)
+            one_pass(program, device, passes, streams, taught)
         except FailureError:
             pass
         finally:
             del passes
+            taught.clear()
     if program.closes:
         loader.close()
     return weight
@@ -268,15 +298,21 @@ def proves(program: Program) -> None:
     del kept
 
 
+# The source is a generator, so that transforms that draw cannot be seeded.
+DRAWS = pytest.mark.filterwarnings("ignore:transform <lambda> draws from torch's:UserWarning")
+
+
+@DRAWS
 @given(PROGRAMS)
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 def test_nothing_races_whatever_the_program(program: Program) -> None:
     proves(program)
 
 
+@DRAWS
 @pytest.mark.slow
 @given(PROGRAMS)
-@settings(max_examples=1200, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=1000, suppress_health_check=[HealthCheck.too_slow])
 def test_nothing_races_in_many_programs(program: Program) -> None:
     proves(program)
 
@@ -285,14 +321,13 @@ RACES = {name: site for name, site in SITES.items() if site.module != "window"}
 """Without an ask nothing races: there is too much memory (test_mutations.py)."""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("site", RACES.values(), ids=RACES)
-def test_some_program_races_without_the_call(site: Site) -> None:
+def found(site: Site, start: int) -> list[str]:
+    """What is reported of some programs without the call; those of one start are much alike."""
     noticed: list[str] = []
 
-    @seed(0)
+    @seed(start)
     @given(PROGRAMS)
-    @settings(max_examples=50, database=None, phases=[Phase.generate])
+    @settings(max_examples=20, database=None, phases=[Phase.generate])
     def search(program: Program) -> None:
         if not noticed:
             device = device_of(program, site.skip)
@@ -301,4 +336,11 @@ def test_some_program_races_without_the_call(site: Site) -> None:
             del kept
 
     search()
-    assert noticed
+    return noticed
+
+
+@DRAWS
+@pytest.mark.slow
+@pytest.mark.parametrize("site", RACES.values(), ids=RACES)
+def test_some_program_races_without_the_call(site: Site) -> None:
+    assert any(found(site, start) for start in range(30))

@@ -84,7 +84,7 @@ def test_a_depth_that_is_no_whole_number_is_an_error_that_quotes_it(value: Any) 
 
 @pytest.mark.parametrize("value", [3, "flip", [double, 3], iter([double])])
 def test_a_transform_that_cannot_be_called_is_an_error_that_quotes_it(value: Any) -> None:
-    text = r"^transform must be a callable \(batch -> batch\) or a list of them, got "
+    text = r"^transform must be a callable \(batch -> batch\), a Stage, or a list of them, got "
     with pytest.raises(TypeError, match=text + re.escape(repr(value)) + "$"):
         StreamLoader([], transform=value)
 

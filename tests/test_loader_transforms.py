@@ -194,7 +194,7 @@ def test_inline_no_transform_runs_ahead() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [None, 3, "text", [], {"a": None}, (1, "b"), {1, 2}, np.ones(2), len], ids=repr
+    "value", [3, "text", [], {"a": None}, (1, "b"), {1, 2}, np.ones(2), len], ids=repr
 )
 def test_a_transform_may_return_anything(device: Any, depth: int, value: Any) -> None:
     out = list(StreamLoader(batches(3), device, transform=lambda _: value, prefetch_batches=depth))
@@ -390,7 +390,7 @@ def test_on_a_part_that_is_missing_is_an_error(
     with pytest.raises(error) as raised:
         one(batch, None, depth, on(key, torch.neg))
     [note] = raised.value.__notes__
-    assert f"on(key={key!r}" in note
+    assert f"transform on({key!r}, neg) on batch 0, " in note
 
 
 # -- transforms that raise ------------------------------------------------------------------------
@@ -418,8 +418,7 @@ def note_of(batch: Any, device: Any, depth: int, transform: Any) -> str:
 
 def test_an_error_names_the_transform_and_the_batch(device: Any, depth: int) -> None:
     note = note_of(fill(2, 5), device, depth, [torch.clone, strict])
-    assert "transform strict" in note
-    assert "int64[5]" in note
+    assert "transform strict on batch 0, int64[5]" in note
     assert "on(" not in note  # the batch is a tensor: nothing else could have been meant
 
 
@@ -441,8 +440,7 @@ def test_an_error_of_on_does_not_suggest_on(device: Any, depth: int) -> None:
 
 def test_an_error_of_a_module_names_its_class(device: Any, depth: int) -> None:
     note = note_of([fill(1)], device, depth, Strict())
-    assert "Strict()" in note
-    assert "list(int64[4])" in note
+    assert "transform Strict on batch 0, list(int64[4])" in note
 
 
 @pytest.mark.parametrize(

@@ -21,16 +21,18 @@ NOTICED_BY = {
     "slabs._drain.join<close": "closed",
     "slabs.serve.done": "refilled",
     "stages._copy.wait": "present",
+    "stages._enter.uses<_run": "restructured",
     "stages._enter.uses<hand_over": "dropped",
-    "stages._enter.uses<transform": "transformed",
+    "stages._enter.wait<_run": "transformed",
     "stages._enter.wait<hand_over": "dropped",
-    "stages._enter.wait<transform": "transformed",
     "stages._later.record": "planned",
     "stages._later.wait": "planned",
+    "stages._run.record<hand_over": "failing",
+    "stages._run.record<transform": "transformed",
     "stages.begin.record": "prepared",
     "stages.begin.wait": "prepared",
+    "stages.hand_over.wait": "taught",
     "stages.send.record": "dropped",
-    "stages.transform.record": "transformed",
     "window.admits.done": "ahead",
     "window.ask.record": "ahead",
 }
@@ -69,7 +71,15 @@ def test_without_the_call_a_scenario_fails(site: Site) -> None:
 
 def test_every_scenario_is_named_and_every_name_is_a_site() -> None:
     assert set(NOTICED_BY) == set(SITES)
-    assert set(SCENARIOS) - set(NOTICED_BY.values()) == {"crossing", "wandering"}
+    rest = set(SCENARIOS) - set(NOTICED_BY.values())
+    assert rest == {"crossing", "trained", "wandering"}
+
+
+@pytest.mark.parametrize("scenario", ["taught", "trained"])
+def test_what_reads_after_a_step_waits_for_it_on_a_stream_of_its_own_and_on_the_callers(
+    scenario: str,
+) -> None:
+    assert faults(scenario, SITES["stages.hand_over.wait"].skip)
 
 
 @pytest.mark.parametrize(("taker", "scenario"), [(True, "wandering"), (False, "crossing")])

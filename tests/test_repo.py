@@ -213,7 +213,7 @@ def test_an_optional_dependency_that_is_imported_is_found() -> None:
 
 
 def test_the_public_names_are_these() -> None:
-    assert streamloader.__all__ == ["Counts", "Planned", "Stats", "StreamLoader", "on"]
+    assert streamloader.__all__ == ["Counts", "Planned", "Stage", "Stats", "StreamLoader", "on"]
     assert all(hasattr(streamloader, name) for name in streamloader.__all__)
 
 

@@ -1,27 +1,28 @@
 """The legs on the device: who waits for whom, and what a transform sees."""
 
-import collections
-import dataclasses
 import functools
-import types
 import weakref
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.profiler import profile
 from typing_extensions import override
 
 from streamloader.batch import Batch
 from streamloader.context import Context
 from streamloader.device.streamless import Streamless
 from streamloader.pack import Packer
-from streamloader.stages import Pipeline, _memory
+from streamloader.results import OverwrittenError
+from streamloader.stages import Pipeline
 from streamloader.testing import FakeDevice
-from streamloader.transforms import on
+from streamloader.transforms import Planned, Stage, on
+from tests.test_results import Closed, Linked, Moves, Slots
 
 FIRST = Context(0, 0, 0, 0, apart=False)
 SEEDED = Context(3, 0, 0, 0)
+NUMBER_7 = FIRST._replace(number=7)
 X = torch.ones(2, 3)
 
 
@@ -31,16 +32,6 @@ def doubled(batch: Any) -> Any:
 
 class Image(Tensor):
     """A subclass with metadata."""
-
-
-class Moves:
-    """Has a `.to` of its own, and tensors."""
-
-    def __init__(self, *tensors: Tensor) -> None:
-        self.tensors = tensors
-
-    def to(self, device: Any) -> "Moves":
-        return Moves(*(tensor.to(device) for tensor in self.tensors))
 
 
 def sent(device: FakeDevice, pipeline: Pipeline, value: Any, context: Context = FIRST) -> Batch:
@@ -63,6 +54,18 @@ def through(transforms: list[Any], value: Any, context: Context = FIRST) -> Any:
     batch = sent(device, pipeline, value, context)
     pipeline.transform(batch, context)
     return pipeline.hand_over(batch, context)
+
+
+class Doubled(Planned):
+    """By a table that is planned on the host."""
+
+    @override
+    def plan(self, batch: Any, context: Context) -> Tensor:
+        return torch.full((1,), 2.0)
+
+    @override
+    def run(self, batch: Any, table: Tensor) -> Any:
+        return batch * table
 
 
 # -- streams -----------------------------------------------------------------------------------
@@ -244,6 +247,7 @@ def test_draws_are_those_of_the_context_and_the_stage() -> None:
     assert not torch.equal(first, other)
 
 
+@pytest.mark.filterwarnings("ignore:transform <lambda> draws from torch's generators:UserWarning")
 def test_without_a_seed_a_transform_draws_as_it_comes() -> None:
     torch.manual_seed(1)
     expected = torch.rand(3)
@@ -258,6 +262,219 @@ def test_a_seeded_transform_leaves_the_callers_generator() -> None:
     through([lambda _: torch.rand(3)], X, SEEDED)
 
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_whoever_draws_unseeded_is_warned_of_once_and_early() -> None:
+    torch.manual_seed(1)
+    device = FakeDevice()
+    pipeline = Pipeline(device, [Stage(lambda batch: batch + torch.rand(3), name="noise")] * 2)
+    text = (
+        r"^transform noise draws from torch's generators \(or the loader does meanwhile\): ahead "
+        r"of the step, unseeded, so that neither these draws nor your own can be repeated\. Use a "
+        r"DataLoader with num_workers >= 1, or prefetch_batches=0, or a generator of the "
+        r"transform's own$"
+    )
+    with pytest.warns(UserWarning, match=text) as caught:
+        pipeline.transform(sent(device, pipeline, X), FIRST)
+    pipeline.transform(sent(device, pipeline, X), FIRST._replace(number=1))
+
+    assert len(caught) == 1
+
+
+def test_after_some_batches_nobody_is_watched() -> None:
+    device = FakeDevice()
+    pipeline = Pipeline(device, [lambda batch: batch + torch.rand(3)])
+    pipeline.transform(sent(device, pipeline, X), FIRST._replace(number=3))
+
+
+def test_whoever_plans_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeDevice, "generators", None)
+
+    assert torch.equal(through([Doubled()], X), X * 2)
+
+
+# -- stages --------------------------------------------------------------------------------------
+
+
+def test_a_stages_stream_has_its_priority() -> None:
+    device = FakeDevice()
+    seen: list[int] = []
+
+    def look(batch: Any) -> Any:
+        seen.append(device.current().priority)
+        return batch
+
+    pipeline = Pipeline(device, [look, Stage(look, priority=-1), Stage(look, priority=-3)])
+    pipeline.transform(sent(device, pipeline, X), FIRST)
+
+    assert seen == [0, -1, -3]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, None])
+def test_a_stage_runs_under_the_autocast_it_was_given_and_no_other(
+    dtype: torch.dtype | None,
+) -> None:
+    stages = [Stage(lambda batch: batch @ batch.T, autocast=dtype), Tensor.float, torch.t]
+    with torch.autocast("cpu", dtype=torch.float16):
+        first = through([stages[0]], X)
+        last = through([*stages, lambda batch: batch @ batch.T], X)
+
+    assert first.dtype == (dtype or torch.float32)
+    assert last.dtype == torch.float32
+
+
+def test_a_planned_stage_runs_under_its_autocast_too() -> None:
+    class Product(Doubled):
+        @override
+        def run(self, batch: Any, table: Tensor) -> Any:
+            return batch @ batch.T
+
+    assert through([Stage(Product(), autocast=torch.bfloat16)], X).dtype == torch.bfloat16
+
+
+def test_weights_that_a_stage_casts_are_not_found_by_the_callers_autocast() -> None:
+    layer = torch.nn.Linear(3, 3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = through([Stage(layer, autocast=torch.bfloat16)], X)
+        assert not got.requires_grad
+        layer(X).sum().backward()
+
+    assert layer.weight.grad is not None
+
+
+def test_a_module_runs_in_the_mode_it_is_in() -> None:
+    layer = torch.nn.Dropout(1.0)
+
+    assert through([layer], X).sum() == 0
+    assert layer.training
+    assert torch.equal(through([layer.eval()], X), X)
+
+
+def test_what_a_stage_makes_in_inference_mode_is_of_use_to_autograd() -> None:
+    weight = torch.ones(2, 3, requires_grad=True)
+
+    (through([torch.inference_mode()(doubled)], X) * weight).sum().backward()
+
+    assert weight.grad is not None
+    assert torch.equal(weight.grad, X * 2)
+
+
+def test_in_the_callers_inference_mode_nothing_is_copied() -> None:
+    made: list[Tensor] = []
+
+    def make(batch: Tensor) -> Tensor:
+        made.append(batch * 2)
+        return made[0]
+
+    with torch.inference_mode():
+        assert through([make], X) is made[0]
+
+
+def test_a_profiler_sees_each_stage_with_its_name_and_the_batchs_number() -> None:
+    with profile() as seen:
+        through([doubled, Stage(doubled, name="encoder"), Doubled()], X, NUMBER_7)
+
+    names = {event.key for event in seen.key_averages()}
+    assert names >= {
+        "transform doubled on batch 7",
+        "transform encoder on batch 7",
+        "transform Doubled on batch 7",
+    }
+
+
+@pytest.mark.parametrize("plans", [False, True])
+def test_none_is_an_error_that_names_the_stage_and_the_batch(*, plans: bool) -> None:
+    class Nothing(Doubled):
+        @override
+        def run(self, batch: Any, table: Tensor) -> Any:
+            return None
+
+    stage = Stage(Nothing() if plans else lambda _: None, name="augment")
+    with pytest.raises(TypeError, match=r"^transform augment on batch 7 returned None: it must "):
+        through([doubled, stage], X, NUMBER_7)
+
+
+def test_a_tensor_on_another_device_is_an_error_that_names_the_stage_and_the_batch() -> None:
+    with pytest.raises(
+        ValueError, match=r"^transform on\(0, to\) on batch 7 returned a tensor on meta: "
+    ):
+        through([doubled, on(0, functools.partial(Tensor.to, device="meta"))], [X], NUMBER_7)
+
+
+def test_one_buffer_for_all_batches_is_an_error_where_batches_are_made_ahead() -> None:
+    device, buffer = FakeDevice(), torch.empty(2, 3)
+    pipeline = Pipeline(device, [doubled, lambda batch: torch.add(batch, 1, out=buffer)])
+    pipeline.transform(sent(device, pipeline, X), FIRST)
+
+    with pytest.raises(OverwrittenError, match=r"^transform <lambda> on batch 1 returned memory "):
+        pipeline.transform(sent(device, pipeline, X), FIRST._replace(number=1))
+
+    pipeline.begin()
+    pipeline.transform(sent(device, pipeline, X), FIRST)
+
+
+def test_without_look_ahead_one_buffer_is_as_good_as_in_a_plain_loop() -> None:
+    buffer = torch.empty(2, 3)
+    pipeline = Pipeline(FakeDevice(), [lambda batch: torch.add(batch, 1, out=buffer)])
+
+    for number in range(2):
+        assert pipeline.finish(X * number, FIRST) is buffer
+
+
+# -- after the step --------------------------------------------------------------------------------
+
+
+def test_a_stage_after_the_step_and_those_behind_it_run_at_hand_over_behind_the_asks() -> None:
+    device = FakeDevice()
+    pipeline = Pipeline(device, [doubled, Stage(doubled, after_step=True), doubled])
+    asked = [device.record(device.current()), device.record(device.stream("mine"))]
+    batch = sent(device, pipeline, X)
+    pipeline.transform(batch, FIRST)
+    assert torch.equal(batch.value, X * 2)
+    device.log.clear()
+
+    got = pipeline.hand_over(batch, FIRST, asked)
+
+    assert torch.equal(got, X * 8)
+    assert [entry for entry in device.log if entry[0] != "stream"] == [
+        ("wait", "stage 1", "default"),
+        ("wait", "stage 1", "mine"),
+        ("wait", "stage 1", "stage 0"),
+        ("uses", "stage 1", 24),
+        ("record", "stage 1"),
+        ("wait", "stage 2", "stage 1"),
+        ("uses", "stage 2", 24),
+        ("record", "stage 2"),
+        ("wait", "default", "stage 2"),
+        ("uses", "default", 24),
+    ]
+
+
+def test_the_callers_stream_waits_for_a_stage_that_failed_after_the_step() -> None:
+    def fail(_: Any) -> Any:
+        raise KeyError("x")
+
+    device = FakeDevice()
+    pipeline = Pipeline(device, [Stage(fail, after_step=True)])
+    batch = sent(device, pipeline, X)
+    pipeline.transform(batch, FIRST)
+
+    with pytest.raises(KeyError, match=r"^'x'"):
+        pipeline.hand_over(batch, FIRST)
+
+    assert device.log[-2:] == [("wait", "default", "stage 0"), ("uses", "default", 24)]
+
+
+def test_an_opaque_batch_waits_for_the_asks_where_it_is_transformed() -> None:
+    device = FakeDevice()
+    pipeline = Pipeline(device, [Stage(lambda batch: batch, after_step=True)])
+    batch = sent(device, pipeline, [Moves(X)])
+    asked = [device.record(device.stream("mine"))]
+    device.log.clear()
+
+    pipeline.hand_over(batch, FIRST, asked)
+
+    assert device.log[0] == ("wait", "default", "mine")
 
 
 # -- opaque batches and inline -----------------------------------------------------------------
@@ -327,99 +544,7 @@ def test_inline_a_tensor_that_wants_a_gradient_is_a_leaf_as_with_lookahead() -> 
     assert Pipeline(Streamless(torch.device("meta")), []).finish(tensor, FIRST).is_leaf
 
 
-# -- what the memory of a transform's result is --------------------------------------------------
-
-
-def nbytes(value: Any) -> list[int]:
-    """Of each tensor that is found, in no order that matters."""
-    return sorted(tensor.nbytes for tensor in _memory(value, FakeDevice()))
-
-
-def test_memory_is_every_tensor_in_containers() -> None:
-    assert nbytes({"a": [X], "b": (torch.ones(1), "c")}) == [4, 24]
-
-
-@pytest.mark.filterwarnings("ignore:Sparse (CSR|CSC|BSR|BSC|invariant):UserWarning")
-@pytest.mark.parametrize(
-    ("layout", "blocksize", "sizes"),
-    [
-        (torch.sparse_coo, None, [16, 64]),
-        (torch.sparse_csr, None, [16, 32, 40]),
-        (torch.sparse_csc, None, [16, 32, 40]),
-        (torch.sparse_bsr, (2, 2), [16, 24, 32]),
-        (torch.sparse_bsc, (2, 2), [16, 24, 32]),
-    ],
-    ids=str,
-)
-def test_memory_of_a_sparse_tensor_is_that_of_its_parts(
-    layout: torch.layout, blocksize: tuple[int, int] | None, sizes: list[int]
-) -> None:
-    assert nbytes(torch.eye(4).to_sparse(layout=layout, blocksize=blocksize)) == sizes
-
-
-def test_memory_of_a_nested_tensor_is_that_of_its_parts() -> None:
-    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
-
-    assert {20, 24} <= set(nbytes(nested))
-
-
-def test_memory_of_an_object_is_that_of_every_tensor_in_it() -> None:
-    assert nbytes([Moves(X, torch.eye(3).to_sparse())]) == [12, 24, 48]
-
-
-def test_memory_on_another_device_is_not_counted() -> None:
-    assert nbytes([X, torch.ones(2, device="meta")]) == [24]
-
-
-class Closed(Moves):
-    @override
-    def __reduce__(self) -> Any:
-        raise RuntimeError("no")
-
-
-class Slots:
-    """Has no `__dict__`."""
-
-    __slots__ = ("image",)
-
-    def __init__(self, image: Tensor) -> None:
-        self.image = image
-
-
-class Linked:
-    """Refers to itself."""
-
-    def __init__(self, image: Tensor) -> None:
-        self.image, self.me = image, self
-
-
-@dataclasses.dataclass
-class Holder:
-    """A field, and what `__post_init__` hangs beside it."""
-
-    label: int
-
-    def __post_init__(self) -> None:
-        self.image = X
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        types.SimpleNamespace(image=X),
-        collections.deque([X]),
-        frozenset([X]),
-        collections.UserList([X]),
-        Holder(1),
-        Closed(X),
-        Slots(X),
-        Linked(X),
-        functools.partial(abs, X),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_memory_is_every_tensor_that_can_be_reached(value: Any) -> None:
-    assert nbytes(value) == [X.nbytes]
+# -- hidden memory ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("wrap", [Closed, Slots, Linked], ids=lambda kind: str(kind.__name__))

@@ -31,12 +31,13 @@ def test_counts_are_those_made_so_far() -> None:
     meter = Meter()
     meter.handed_over(20)
     meter.waited(source=0.5, device=0.25)
+    meter.launched(0.125)
 
     before = meter.counts()
     meter.handed_over(10)
 
-    assert before == Counts(1, 20, 0.5, 0.25)
-    assert meter.counts() == Counts(2, 30, 0.5, 0.25)
+    assert before == Counts(1, 20, 0.5, 0.25, 0.125)
+    assert meter.counts() == Counts(2, 30, 0.5, 0.25, 0.125)
 
 
 def test_passes_add_up() -> None:
@@ -48,22 +49,27 @@ def test_passes_add_up() -> None:
     second.handed_over(30)
     first.waited(device=0.25)
     second.waited(source=1.0, device=2.0)
+    first.launched(0.5)
+    second.launched(0.25)
 
-    assert first.counts() == Counts(1, 20, 0.5, 0.25)
-    assert second.counts() == Counts(1, 30, 1.0, 2.0)
-    assert total.counts() == Counts(2, 50, 1.5, 2.25)
+    assert first.counts() == Counts(1, 20, 0.5, 0.25, 0.5)
+    assert second.counts() == Counts(1, 30, 1.0, 2.0, 0.25)
+    assert total.counts() == Counts(2, 50, 1.5, 2.25, 0.75)
 
 
 def test_counts_print_what_was_waited_for() -> None:
-    assert str(Counts(3, 1_250_000, 0.5, 12.345)) == (
-        "3 batches, 1.2 MB; waited for the source 0.50 s, for the device 12.35 s"
+    assert str(Counts(3, 1_250_000, 0.5, 12.345, 0.75)) == (
+        "3 batches, 1.2 MB; waited for the source 0.50 s, for the device 12.35 s; launched in "
+        "0.75 s"
     )
 
 
 def test_stats_print_the_epoch_and_the_total() -> None:
     assert str(Stats(Counts(1), Counts(2))) == (
-        "epoch: 1 batches, 0.0 MB; waited for the source 0.00 s, for the device 0.00 s\n"
-        "total: 2 batches, 0.0 MB; waited for the source 0.00 s, for the device 0.00 s"
+        "epoch: 1 batches, 0.0 MB; waited for the source 0.00 s, for the device 0.00 s; launched "
+        "in 0.00 s\n"
+        "total: 2 batches, 0.0 MB; waited for the source 0.00 s, for the device 0.00 s; launched "
+        "in 0.00 s"
     )
 
 

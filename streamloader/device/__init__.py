@@ -1,6 +1,6 @@
 """The seam between the loader and a device, and which device to use.
 
-seam.py           Device: the sixteen verbs, all that the rest of the package knows of a device
+seam.py           Device: the eighteen verbs, all that the rest of the package knows of a device
 accelerator.py    CUDA, ROCm, XPU: streams, events, pinned slabs; the only file with device types
 streamless.py     the CPU, and MPS: everything happens when it is called
 ../testing.py     a public fake that runs late what a device would run late

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import mmap
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -19,7 +19,6 @@ from torch import Tensor
 from typing_extensions import override
 
 from streamloader.device.seam import Device, Event, Stream
-from streamloader.device.streamless import seeded
 
 __all__ = ["Accelerator"]
 
@@ -39,10 +38,11 @@ class Accelerator(Device):
         self._cuda = device.type == "cuda"
 
     @override
-    def stream(self, name: str) -> Stream:
+    def stream(self, name: str, priority: int = 0) -> Stream:
+        # What is lower than the device knows is its lowest.
         if self._cuda:
-            return torch.cuda.Stream(self.device)
-        return torch.Stream(self.device)
+            return torch.cuda.Stream(self.device, priority=priority)
+        return torch.Stream(self.device, priority=priority)
 
     @override
     def current(self) -> Stream:
@@ -103,11 +103,15 @@ class Accelerator(Device):
         return tensor.device == self.device
 
     @override
-    def draws(self, seed: int) -> AbstractContextManager[object]:
+    def generators(self) -> Sequence[torch.Generator]:
         module = torch.get_device_module(self.device)
         module.init()  # an accelerator's generators exist from then on
-        own = module.default_generators[self.device.index]
-        return seeded([torch.default_generator, own], seed)
+        return [torch.default_generator, module.default_generators[self.device.index]]
+
+    @override
+    def named(self, text: str) -> AbstractContextManager[object]:
+        shown = super().named(text)
+        return _range(text, shown) if self._cuda else shown
 
     @override
     def inherit(self) -> AbstractContextManager[object]:
@@ -127,6 +131,17 @@ def _on_cuda(device: torch.device, stream: Stream) -> Iterator[None]:
     """
     with torch.cuda.device(device), torch.cuda.stream(stream):
         yield
+
+
+@contextmanager
+def _range(text: str, shown: AbstractContextManager[object]) -> Iterator[None]:
+    """An NVTX range too (a ROCTX one on ROCm), which costs next to nothing if nobody looks."""
+    torch.cuda.nvtx.range_push(text)
+    try:
+        with shown:
+            yield
+    finally:
+        torch.cuda.nvtx.range_pop()
 
 
 def _registered(nbytes: int) -> Tensor:

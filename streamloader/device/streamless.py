@@ -6,8 +6,8 @@ waiting and recording have nothing to do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from streamloader.device.seam import Device, Event, Stream
 
-__all__ = ["Streamless", "seeded"]
+__all__ = ["Streamless"]
 
 
 class Streamless(Device):
@@ -26,7 +26,7 @@ class Streamless(Device):
         self.host = device.type == "cpu"
 
     @override
-    def stream(self, name: str) -> Stream:
+    def stream(self, name: str, priority: int = 0) -> Stream:
         return None
 
     @override
@@ -74,25 +74,12 @@ class Streamless(Device):
         return tensor.device == self.device
 
     @override
-    def draws(self, seed: int) -> AbstractContextManager[object]:
+    def generators(self) -> Sequence[torch.Generator]:
         if self.host:
-            return seeded([torch.default_generator], seed)
+            return [torch.default_generator]
         own = torch.mps._get_default_mps_generator()  # noqa: SLF001  # it has no public name
-        return seeded([torch.default_generator, own], seed)
+        return [torch.default_generator, own]
 
     @override
     def inherit(self) -> AbstractContextManager[object]:
         return nullcontext()
-
-
-@contextmanager
-def seeded(generators: Sequence[torch.Generator], seed: int) -> Iterator[None]:
-    """Seeds `generators` anew inside, and leaves them as they were."""
-    states = [generator.get_state() for generator in generators]
-    for generator in generators:
-        generator.manual_seed(seed)
-    try:
-        yield
-    finally:
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)

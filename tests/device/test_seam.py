@@ -1,9 +1,12 @@
-"""`Device.join`, the one verb that is the same on every device."""
+"""The verbs that are the same on every device."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
+import torch
+from torch.profiler import profile
+from typing_extensions import override
 
 from streamloader.device import POLL_SECONDS, Device
 from streamloader.testing import FakeDevice
@@ -63,3 +66,30 @@ def test_a_device_must_have_every_verb() -> None:
 
 def test_threads_hand_work_to_one_another_by_a_condition() -> None:
     assert isinstance(FakeDevice().condition(), threading.Condition)
+
+
+def test_draws_seed_every_generator_and_restore_it() -> None:
+    generators = [torch.Generator().manual_seed(n) for n in range(3)]
+    states = [generator.get_state() for generator in generators]
+
+    class Three(FakeDevice):
+        @override
+        def generators(self) -> Sequence[torch.Generator]:
+            return generators
+
+    with Three().draws(9):
+        assert [generator.initial_seed() for generator in generators] == [9, 9, 9]
+
+    assert all(map(torch.equal, [g.get_state() for g in generators], states))
+
+
+def test_named_work_is_seen_by_a_profiler_under_its_name() -> None:
+    device, x = FakeDevice(), torch.ones(2)
+    with device.named("unseen"):
+        x.neg()
+    with profile() as seen, device.named("a {name} of its own"):
+        x.neg()
+
+    names = {event.key for event in seen.key_averages()}
+    assert "a {name} of its own" in names
+    assert "unseen" not in names

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from streamloader.device.streamless import Streamless, seeded
+from streamloader.device.streamless import Streamless
 
 CPU = Streamless(torch.device("cpu"))
 MPS = Streamless(torch.device("mps"))
@@ -103,13 +103,3 @@ def test_mps_seeds_its_own_generator_too(monkeypatch: pytest.MonkeyPatch) -> Non
 
     assert seeds == (5, 5)
     assert torch.equal(own.get_state(), state)
-
-
-def test_every_generator_is_seeded_and_restored() -> None:
-    generators = [torch.Generator().manual_seed(n) for n in range(3)]
-    states = [generator.get_state() for generator in generators]
-
-    with seeded(generators, 9):
-        assert [generator.initial_seed() for generator in generators] == [9, 9, 9]
-
-    assert all(map(torch.equal, [g.get_state() for g in generators], states))
