@@ -68,7 +68,9 @@ def ladder(experiment: str) -> list[Rung]:
     if experiment == "equal":
         kept = {ONE, "3 by hand", "4 StreamLoader, depth 2", ONE_GRAPH, CEILING, CEILING_GRAPH}
         return [r for r in _upper(DEPTHS) if r.name in kept or r.name.endswith(", both graphed")]
-    return [*(_encoder() if experiment == "encoder" else _augment()), *_upper((USUAL,))]
+    if experiment == "encoder":
+        return [*_encoder(), *_upper(DEPTHS)]
+    return [*_augment(), *_upper((USUAL,))]
 
 
 def _encoder() -> list[Rung]:
