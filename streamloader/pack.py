@@ -121,9 +121,13 @@ class Packer:
 
     def _stays(self, sent: Sent) -> bool:
         """Whether it is sent from the shared memory that it lies in."""
-        if self.region is not None:
-            self.region.noticed(sent)
-        return not self.device.host and self.region is not None and not self.region.refused
+        if self.region is None:
+            return False
+        self.region.noticed(sent)
+        stays = not self.device.host and not self.region.refused
+        if stays:
+            sent.shared.populate(sent.number, sent.recipe.used)
+        return stays
 
     def _opened(self, sent: Sent, found: _Leaves, *, stays: bool) -> Any:
         """The value of a batch in shared memory, which nobody else writes to while it is held.

@@ -47,6 +47,9 @@ Unpin = Callable[[], object]
 ALIGNMENT = 64
 """Bytes: see `layout.ALIGNMENT`."""
 
+_POPULATE_WRITE = 23
+"""Linux's MADV_POPULATE_WRITE, from 5.14 on."""
+
 _numbers = itertools.count()
 _alive: weakref.WeakValueDictionary[tuple[int, int], Shared] = weakref.WeakValueDictionary()
 _thread = threading.local()
@@ -99,6 +102,7 @@ class Shared:
         self._kept: dict[int, weakref.ref[memoryview]] = {}
         self._held: set[int] = set()
         self._sending: set[int] = set()
+        self._populated: dict[int, int] = {}
         self._pins: dict[int, tuple[int, Unpin]] = {}
         # Nothing runs at exit: the process gives all back, and copies may be under way then.
         weakref.finalize(self, os.close, file).atexit = False
@@ -158,6 +162,21 @@ class Shared:
         """All workers are dead: what they had filled and nobody has received is free again."""
         for number in set(range(self.shape.workers * self.shape.each)) - self._held:
             self._bytes[number] = 0
+
+    def populate(self, number: int, nbytes: int) -> None:
+        """Maps the pages of slab `number` here, so that pinning it need not, which takes longer.
+
+        Args:
+            number: A slab that was received.
+            nbytes: How much of it.
+        """
+        if nbytes > self._populated.get(number, 0):
+            self._populated[number] = nbytes
+            memory = torch.frombuffer(self._memory(number), dtype=torch.uint8)
+            pages = min(_pages(nbytes), self.shape.room)
+            # Where it fails, on an older kernel say, pinning does it. It releases Python's lock.
+            madvise = ctypes.CDLL(None).madvise
+            madvise(ctypes.c_void_p(memory.data_ptr()), ctypes.c_size_t(pages), _POPULATE_WRITE)
 
     def pin(self, number: int, nbytes: int, pin: Callable[[Tensor], Unpin | None]) -> bool:
         """Pins slab `number`, which holds `nbytes`, where it lies, unless it is pinned.

@@ -143,7 +143,7 @@ def test_graphs_need_a_gpu() -> None:
         "5 one stream, stage graphed",
         "5 StreamLoader, depth 2, stage graphed",
         "5 one graph",
-        "5 StreamLoader, depth 2, both graphed",
+        *(f"5 StreamLoader, depth {depth}, both graphed" for depth in (1, 2, 3, 4)),
         "ceiling, graphed",
     ]
     assert not any(absent(rung, cuda=True) for rung in ladder("encoder"))
