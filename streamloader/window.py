@@ -5,13 +5,14 @@ NOTE [Memory rules]
 What may be in flight, and who may write what when. Cited by number where a verb serves them.
 
 1. A host slab is written, freed or unpinned only after the *host* has seen its copy complete; at
-   close too (slabs.py). So it is with pinned tensors sent from where they lie, and with the tables
-   of transforms that plan late (`Pipeline._later`).
+   close too (slabs.py). So it is with pinned tensors sent from where they lie, with the tables of
+   transforms that plan late (`Pipeline._later`), and with slabs that workers write: those are given
+   back when nothing here refers to them (NOTE [Shared slabs], shared.py).
 2. Device memory comes from the caching allocator, on the stream that writes it. Every other stream
    that reads it is recorded on it (`Device.uses`) before the loader lets go of it, the caller's at
    hand-over: so whoever drops it last, the allocator gives it out again only after those reads
-   (stages.py). A tensor handed out is made by `Tensor.set_` on its storage, never as a view: views
-   share a version counter, and editing labels in place would fail the images' backward pass.
+   (stages.py). A tensor handed out lies on its block's storage and is never a view (carve.py):
+   views share a version counter, and editing labels in place would fail the images' backward pass.
 3. `next()` first records `ask(i)` on the stream that took batch i-1 and, if it is another, on the
    current one. Memory for batch i is allocated only after the host has seen ask(i - depth)
    complete. So the caller is at most depth + 1 steps ahead of the device, and memory is bounded
