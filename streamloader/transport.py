@@ -63,7 +63,8 @@ class Transport:
                 iterator = iter(loader)
             region = self._region_of(iterator, made)
         if region is not None and not loader.persistent_workers:
-            iterator._collate_fn = loader.collate_fn  # or whoever keeps it would keep the memory
+            # Or whoever keeps it would keep the memory.
+            iterator._collate_fn = loader.collate_fn  # noqa: SLF001
         return iterator, region
 
     def _unused(self, divided: Shape) -> Region:
