@@ -22,7 +22,7 @@ from streamloader.region import Region
 from streamloader.sent import Sent
 from streamloader.stages import Pipeline
 from streamloader.testing import FakeDevice
-from tests.transported import BATCHES, crossed, memory, received, same
+from tests.transported import BATCHES, crossed, lies_in, memory, received, same
 
 CPU = Streamless(torch.device("cpu"))
 DATA = TensorDataset(torch.arange(4))
@@ -391,13 +391,11 @@ def test_a_batch_in_a_slab_arrives_as_it_was(make: Callable[[], Any], *, refused
     got = arrived(device, batch)
 
     same(got, make())
-    assert [leaf for leaf in tree.leaves(got) if type(leaf) is Tensor and held(region, leaf)] == []
-
-
-def held(region: Region, tensor: Tensor) -> bool:
-    """Whether a tensor still lies in a slab."""
-    start = torch.frombuffer(region.shared._bytes, dtype=torch.uint8).data_ptr()
-    return tensor.layout == torch.strided and 0 <= tensor.data_ptr() - start < 1 << 22
+    assert [
+        leaf
+        for leaf in tree.leaves(got)
+        if type(leaf) is Tensor and plain(leaf) and lies_in(region.shared, leaf)
+    ] == []
 
 
 def test_what_is_in_the_slab_is_sent_from_there_and_the_rest_packed() -> None:
@@ -440,7 +438,9 @@ def test_on_the_cpu_a_batch_is_what_lies_in_the_slab(make: Callable[[], Any]) ->
 
     same(batch.value, make())
     there = [leaf for leaf in tree.leaves(batch.value) if type(leaf) is Tensor and leaf.numel()]
-    assert all(held(region, leaf) for leaf in there if not leaf.requires_grad and plain(leaf))
+    assert all(
+        lies_in(region.shared, leaf) for leaf in there if not leaf.requires_grad and plain(leaf)
+    )
 
 
 def test_on_the_cpu_a_batch_is_copied_once_many_are_kept() -> None:
@@ -455,7 +455,7 @@ def test_on_the_cpu_a_batch_is_copied_once_many_are_kept() -> None:
         kept.append(batch.value)
 
     assert [int(value[0]) for value in kept] == list(range(10))
-    assert [held(region, value) for value in kept] == [True] + [False] * 9
+    assert [lies_in(region.shared, value) for value in kept] == [True] + [False] * 9
 
 
 # -- on the device already ---------------------------------------------------------------------

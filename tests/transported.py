@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from streamloader.sent import Sent, packed, wanted
 from streamloader.shared import Shape, Shared, filling
@@ -33,6 +33,8 @@ __all__ = [
     "Stream",
     "Traces",
     "crossed",
+    "items",
+    "lies_in",
     "memory",
     "own",
     "received",
@@ -247,6 +249,12 @@ def own(found: Any) -> Any:
     return found.value(found.recipe.views(found.memory)) if isinstance(found, Sent) else found
 
 
+def lies_in(shared: Shared, tensor: Tensor) -> bool:
+    """Whether a tensor's memory is in that, mapped into this process."""
+    start = torch.frombuffer(shared._bytes, dtype=torch.uint8).data_ptr()
+    return 0 <= tensor.data_ptr() - start < len(shared._bytes)
+
+
 # -- datasets, at module level for workers that are spawned ----------------------------------------
 
 
@@ -259,6 +267,7 @@ SAMPLES: dict[str, Callable[[int], Any]] = {
     "tuples": lambda n: (_sample(n), n),
     "dicts": lambda n: {"x": _sample(n), "name": f"sample {n}", "weight": n / 2},
     "namedtuples": lambda n: Pair(_sample(n), Old(n, torch.tensor(n))),
+    "numbers": lambda n: n,
     "nested": lambda n: {"views": [(_sample(n), n), (_sample(n + 1), -n)], "z": torch.ones(2)},
     "arrays": lambda n: (np.full((3, 5), n), np.float32(n)),
 }
@@ -284,6 +293,12 @@ class Items(Dataset[Any]):
         if index == self._fail:
             raise KeyError(f"sample {index} is broken")
         return SAMPLES[self._kind](index)
+
+
+def items(count: int = 8, kind: str = "tuples", **options: Any) -> DataLoader[Any]:
+    """Batches of two samples, of two workers."""
+    fail = options.pop("fail", None)
+    return DataLoader(Items(count, kind, fail), **{"batch_size": 2, "num_workers": 2, **options})
 
 
 class Stream(IterableDataset[Any]):
