@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -67,7 +68,7 @@ def test_the_default_is_an_eighth_of_what_the_host_or_its_group_has(
 ) -> None:
     monkeypatch.setattr(Group, "text", text)
     monkeypatch.setattr(transport, "Path", Group)
-    whole = transport.os.sysconf("SC_PHYS_PAGES") * PAGE
+    whole = os.sysconf("SC_PHYS_PAGES") * PAGE
     assert budget() == (expected or whole // 8)
 
 
@@ -166,6 +167,7 @@ def test_a_loader_shares_memory_if_nobody_sees_its_batches_before(
 @pytest.mark.parametrize("limit", [0, PAGE])
 def test_without_memory_for_a_page_a_slab_a_loader_is_left_alone(limit: int) -> None:
     plain = Prepares(Items(2), 2, num_workers=2)
+    iterator: Any
     iterator, region = Transport(limit, 7).iterate(plain)
     assert region is None
     assert plain.seen == (default_collate, False)
@@ -201,6 +203,7 @@ def test_a_bad_value_is_an_error_that_quotes_it(
 def test_while_iter_runs_its_functions_are_ours_and_the_users_again_afterwards() -> None:
     plain = Prepares(Items(4), 2, num_workers=2)
     plain.pin_memory = True
+    iterator: Any
     iterator, region = Transport(ROOM, 7).iterate(plain)
     collate_fn, pin_memory = plain.seen
     assert region is not None
