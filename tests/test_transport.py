@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import mmap
 import os
-import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -72,12 +73,35 @@ def test_the_default_is_an_eighth_of_what_the_host_or_its_group_has(
     assert budget() == (expected or whole // 8)
 
 
-def test_elsewhere_there_is_no_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "sys", SimpleNamespace(platform="darwin", modules=sys.modules))
+def no_linux(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "sys", SimpleNamespace(platform="darwin"))
     assert budget() == 0
-    iterator, region = Transport(1 << 30, 7).iterate(items())
+
+
+def no_such_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+
+
+def no_such_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOMEM, "no addresses left")
+
+    monkeypatch.setattr(mmap, "mmap", refuse)
+
+
+@pytest.mark.parametrize("lack", [no_linux, no_such_call, no_such_memory])
+def test_where_there_is_none_a_loader_is_left_alone(
+    lack: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, plain = Traces.now(), Prepares(Items(2), 2, num_workers=2)
+    lack(monkeypatch)
+    iterator, region = Transport(1 << 30, 7).iterate(plain)
+    monkeypatch.undo()
     assert region is None
-    same(list(iterator), list(items()))
+    assert plain.seen == (default_collate, False)
+    same(list(iterator), list(items(2)))
+    del iterator
+    assert Traces.now() == before
 
 
 # -- which share ---------------------------------------------------------------------------------
