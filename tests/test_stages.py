@@ -51,7 +51,7 @@ def sent(device: FakeDevice, pipeline: Pipeline, value: Any, context: Context = 
         pinned=False,
         plan=pipeline.planner(context),
     )
-    batch = pack(0, value, lambda: False)
+    batch = pack(context.number, value, lambda: False)
     assert batch is not None
     pipeline.send(batch)
     return batch
