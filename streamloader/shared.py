@@ -91,8 +91,12 @@ class Shared:
 
     def __init__(self, shape: Shape) -> None:
         file = os.memfd_create("streamloader", os.MFD_CLOEXEC)
-        os.ftruncate(file, shape.header + shape.workers * shape.each * shape.room)
-        self._map(file, shape, os.getpid(), next(_numbers))
+        try:
+            os.ftruncate(file, shape.header + shape.workers * shape.each * shape.room)
+            self._map(file, shape, os.getpid(), next(_numbers))
+        except OSError:
+            os.close(file)
+            raise
         _alive[self.owner, self.key] = self
 
     def _map(self, file: int, shape: Shape, owner: int, key: int) -> None:

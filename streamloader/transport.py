@@ -59,6 +59,8 @@ class Transport:
             return iterator, self._region_of(iterator, None)
         with _starting:
             made = self._unused(divided)
+            if made is None:
+                return iter(loader), None
             with _collating(loader, Collate(loader.collate_fn, made.shared)):
                 iterator = iter(loader)
             region = self._region_of(iterator, made)
@@ -67,12 +69,18 @@ class Transport:
             iterator._collate_fn = loader.collate_fn  # noqa: SLF001
         return iterator, region
 
-    def _unused(self, divided: Shape) -> Region:
-        """A region of that shape that nobody writes to: one of an earlier pass, or a new one."""
+    def _unused(self, divided: Shape) -> Region | None:
+        """A region of that shape that nobody writes to: one of an earlier pass, or a new one.
+
+        None where there is no such memory: in a sandbox, or under a limit on addresses.
+        """
         unused = [region for region in self._regions if region.unused()]
         self._regions = [region for region in self._regions if region not in unused]
         fitting = (region for region in unused if region.shared.shape == divided)
-        return next(fitting, None) or Region(Shared(divided), self._ahead)
+        try:
+            return next(fitting, None) or Region(Shared(divided), self._ahead)
+        except OSError:
+            return None
 
     def _region_of(self, iterator: Any, made: Region | None) -> Region | None:
         """The region that this iterator's workers write to, for as long as they live.
@@ -99,9 +107,11 @@ class Transport:
 
 def _shares(loader: Any) -> bool:
     """Whether a loader's workers may write to shared memory."""
-    if not (sys.platform == "linux" and isinstance(loader, DataLoader)):
+    if not (sys.platform == "linux" and hasattr(os, "memfd_create")):  # some Pythons lack it
         return False
-    return loader.num_workers > 0 and "collate_fn" in vars(loader)
+    return (
+        isinstance(loader, DataLoader) and loader.num_workers > 0 and "collate_fn" in vars(loader)
+    )
 
 
 def shape(loader: DataLoader[Any], limit: int, ahead: int) -> Shape | None:

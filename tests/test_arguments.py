@@ -75,6 +75,26 @@ def test_a_negative_number_is_refused() -> None:
         arguments.whole("depth", -1)
 
 
+# -- size --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("value", "expected"), [(True, 42), (False, 0), (0, 0), (1, 1), (7, 7)])
+def test_a_size_is_a_number_of_bytes_or_whether_there_are_any(value: Any, expected: int) -> None:
+    assert arguments.size("memory", value, lambda: 42) == expected
+
+
+@pytest.mark.parametrize("value", [1.0, "1", None])
+def test_what_is_no_number_of_bytes_is_refused(value: Any) -> None:
+    text = f"^memory must be True, False or a number of bytes, got {re.escape(repr(value))}$"
+    with pytest.raises(TypeError, match=text):
+        arguments.size("memory", value, lambda: 42)
+
+
+def test_a_negative_size_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^memory must be at least 0, got -1$"):
+        arguments.size("memory", -1, lambda: 42)
+
+
 # -- draws_apart -------------------------------------------------------------------------------
 
 

@@ -2,6 +2,8 @@
 
 import itertools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -18,8 +20,12 @@ from streamloader.layout import (
     Layout,
     Place,
     Spec,
+    beside,
+    carve,
     dense,
     layout,
+    plain,
+    runs,
 )
 
 
@@ -233,3 +239,100 @@ X = torch.empty(2, 3, 4, 5)
 )
 def test_dense_tensors_are_told_from_slices(tensor: torch.Tensor, *, expected: bool) -> None:
     assert dense(tensor.shape, tensor.stride()) is expected
+
+
+# -- plain -------------------------------------------------------------------------------------
+
+
+class Dispatching(torch.Tensor):
+    """Answers for its operations itself."""
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        raise NotImplementedError
+
+
+@pytest.mark.filterwarnings(r"ignore:torch\.quantize_per_tensor:UserWarning")
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda: X, True),
+        (lambda: torch.nn.Parameter(X), True),
+        (lambda: torch.eye(2).to_sparse(), False),
+        (lambda: torch.empty(2, device="meta"), False),
+        (lambda: torch.ones(2, dtype=torch.complex64).conj(), False),
+        (lambda: torch.ones(2, dtype=torch.complex64).conj().imag, False),
+        (lambda: torch.quantize_per_tensor(torch.ones(2), 0.5, 0, torch.qint8), False),
+        (lambda: torch.empty(2).as_subclass(Dispatching), False),
+    ],
+)
+def test_a_plain_tensor_is_its_bytes(make: Callable[[], torch.Tensor], *, expected: bool) -> None:
+    assert plain(make()) is expected
+
+
+# -- runs --------------------------------------------------------------------------------------
+
+
+@given(recipes)
+def test_every_tensor_is_alone_or_with_the_others(specs: tuple[Spec, ...]) -> None:
+    alone, others = runs(specs)
+
+    assert sorted(alone + others) == list(range(len(specs)))
+    assert [alone, others] == [sorted(alone), sorted(others)]
+
+
+def test_a_tensor_that_is_to_share_is_alone_only_when_it_is_large() -> None:
+    specs = [spec(MEDIUM)._replace(shares=True), spec(LARGE)._replace(shares=True), spec(MEDIUM)]
+
+    assert runs(specs) == ([1, 2], [0])
+
+
+# -- beside ------------------------------------------------------------------------------------
+
+
+@given(recipes, recipes)
+def test_tensors_beside_others_keep_their_places(
+    there: tuple[Spec, ...], more: tuple[Spec, ...]
+) -> None:
+    one, other = layout(there), layout(more)
+    both = beside(one, other)
+
+    assert both.blocks[: len(one.blocks)] == one.blocks
+    assert both.places[: len(there)] == one.places
+    for place, before in zip(both.places[len(there) :], other.places, strict=True):
+        block, old = both.blocks[place.block], other.blocks[before.block]
+        assert place.offset == before.offset
+        assert block == old._replace(first=old.first + len(there))
+
+
+@given(recipes)
+def test_beside_nothing_a_recipe_is_as_it_was(specs: tuple[Spec, ...]) -> None:
+    assert beside(EMPTY, layout(specs)) == beside(layout(specs), EMPTY) == layout(specs)
+
+
+# -- carve -------------------------------------------------------------------------------------
+
+
+def test_tensors_are_carved_from_their_blocks_each_with_its_own_version() -> None:
+    blocks = [torch.arange(256, dtype=torch.uint8), torch.zeros(300, dtype=torch.uint8)[64:]]
+    specs = [
+        Spec((2, 3), (1, 2), torch.uint8, 6, pinned=False),
+        Spec((2,), (1,), torch.int64, 16, pinned=False),
+        Spec((4,), (1,), torch.uint8, 4, pinned=False),
+        Spec((), (), torch.float32, 4, pinned=False),
+    ]
+    places = [Place(0, 64), Place(1, 0), Place(0, 128), Place(1, 64)]
+    blocks[1][64:68] = torch.tensor([2.5]).view(torch.uint8)
+
+    made = carve(blocks, specs, places)
+
+    assert made[0].tolist() == [[64, 66, 68], [65, 67, 69]]
+    assert [one.tolist() for one in made[1:]] == [[0, 0], [128, 129, 130, 131], 2.5]
+    assert [(one.shape, one.stride(), one.dtype) for one in made] == [
+        (spec.shape, spec.stride, spec.dtype) for spec in specs
+    ]
+    made[0].add_(1)
+    assert not any(one._is_view() for one in made)
+    assert [one._version for one in made] == [1, 0, 0, 0]

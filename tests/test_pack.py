@@ -12,13 +12,17 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 from typing_extensions import override
 
+from streamloader import tree
 from streamloader.batch import GONE, Batch
 from streamloader.context import Context
 from streamloader.device.streamless import Streamless
-from streamloader.layout import LARGE
+from streamloader.layout import LARGE, plain
 from streamloader.pack import Packer, fresh, owned
+from streamloader.region import Region
+from streamloader.sent import Sent
 from streamloader.stages import Pipeline
 from streamloader.testing import FakeDevice
+from tests.transported import BATCHES, crossed, lies_in, memory, received, same
 
 CPU = Streamless(torch.device("cpu"))
 DATA = TensorDataset(torch.arange(4))
@@ -360,6 +364,98 @@ def test_the_one_who_gives_slabs_is_told_how_to_know_of_the_end() -> None:
     Packer(device, take, fresh=True, pinned=False)(0, torch.ones(3), open_)
 
     assert heard == [(64, open_)]
+
+
+# -- in a worker's slab ------------------------------------------------------------------------
+
+
+def shared_batch(device: Any, make: Any, **options: Any) -> tuple[Batch, Region]:
+    """A batch that came through shared memory, packed; and that memory."""
+    region = Region(memory(), ahead=8)
+    region.refused = options.pop("refused", False)
+    found = received(crossed(region.shared, make))
+    take = lambda nbytes, _: device.slab(nbytes)  # noqa: E731
+    pack = Packer(device, take, fresh=True, pinned=False, region=region, **options)
+    batch = pack(0, found, open_)
+    assert batch is not None
+    assert batch.shared is isinstance(found, Sent)
+    return batch, region
+
+
+@pytest.mark.parametrize("refused", [False, True], ids=["pinned", "refused"])
+@pytest.mark.parametrize("make", BATCHES.values(), ids=BATCHES)
+def test_a_batch_in_a_slab_arrives_as_it_was(make: Callable[[], Any], *, refused: bool) -> None:
+    device = FakeDevice()
+    batch, region = shared_batch(device, make, refused=refused)
+
+    got = arrived(device, batch)
+
+    same(got, make())
+    assert [
+        leaf
+        for leaf in tree.leaves(got)
+        if type(leaf) is Tensor and plain(leaf) and lies_in(region.shared, leaf)
+    ] == []
+
+
+def test_what_is_in_the_slab_is_sent_from_there_and_the_rest_packed() -> None:
+    device, label = FakeDevice(), torch.ones(3)
+    large = torch.ones(LARGE, dtype=torch.uint8)
+    batch, _ = shared_batch(device, lambda: [large, image(label.clone()), torch.ones(9), label])
+
+    assert batch.sent is not None
+    assert [block.shared for block in batch.layout.blocks] == [True, True, False]
+    assert [place.block for place in batch.layout.places] == [0, 2, 1, 1]
+    assert device.verbs("slab") == [("slab", 64)]
+    assert batch.nbytes == LARGE + 9 * 4 + 2 * 12
+
+
+def test_a_slab_that_is_not_pinned_is_copied_into_one_that_is() -> None:
+    batch, region = shared_batch(FakeDevice(), lambda: [torch.ones(LARGE)], refused=True)
+
+    assert batch.sent is None
+    assert batch.slab is not None
+    assert region.shared.held == 0
+
+
+def test_whoever_plans_sees_the_batch() -> None:
+    device, seen = FakeDevice(), []
+
+    def plan(number: int, value: Any) -> Tensor:
+        seen.append((number, value[0].tolist()))
+        return torch.zeros(2)
+
+    batch, _ = shared_batch(device, lambda: [torch.arange(5)], plan=plan)
+
+    assert seen == [(0, [0, 1, 2, 3, 4])]
+    assert batch.sent is not None
+    same(arrived(device, batch).batch, [torch.arange(5)])
+
+
+@pytest.mark.parametrize("make", BATCHES.values(), ids=BATCHES)
+def test_on_the_cpu_a_batch_is_what_lies_in_the_slab(make: Callable[[], Any]) -> None:
+    batch, region = shared_batch(CPU, make)
+
+    same(batch.value, make())
+    there = [leaf for leaf in tree.leaves(batch.value) if type(leaf) is Tensor and leaf.numel()]
+    assert all(
+        lies_in(region.shared, leaf) for leaf in there if not leaf.requires_grad and plain(leaf)
+    )
+
+
+def test_on_the_cpu_a_batch_is_copied_once_many_are_kept() -> None:
+    region = Region(memory(each=4), ahead=1)
+    pack = Packer(CPU, lambda *_: None, fresh=True, pinned=False, region=region)
+    kept = []
+    for number in range(10):
+        found = received(crossed(region.shared, lambda: torch.full((5,), number)))  # noqa: B023
+        batch = pack(number, found, open_)
+        del found
+        assert batch is not None
+        kept.append(batch.value)
+
+    assert [int(value[0]) for value in kept] == list(range(10))
+    assert [lies_in(region.shared, value) for value in kept] == [True] + [False] * 9
 
 
 # -- on the device already ---------------------------------------------------------------------

@@ -44,17 +44,18 @@ def test_passes_add_up() -> None:
     total = Meter()
     first, second = Meter(total), Meter(total)
 
-    first.handed_over(20)
+    first.handed_over(20, shared=True)
     first.waited(source=0.5)
     second.handed_over(30)
+    second.handed_over(0, shared=True)
     first.waited(device=0.25)
     second.waited(source=1.0, device=2.0)
     first.launched(0.5)
     second.launched(0.25)
 
-    assert first.counts() == Counts(1, 20, 0.5, 0.25, 0.5)
-    assert second.counts() == Counts(1, 30, 1.0, 2.0, 0.25)
-    assert total.counts() == Counts(2, 50, 1.5, 2.25, 0.75)
+    assert first.counts() == Counts(1, 20, 0.5, 0.25, 0.5, shared=1)
+    assert second.counts() == Counts(2, 30, 1.0, 2.0, 0.25, shared=1)
+    assert total.counts() == Counts(3, 50, 1.5, 2.25, 0.75, shared=2)
 
 
 def test_counts_print_what_was_waited_for() -> None:
@@ -62,6 +63,10 @@ def test_counts_print_what_was_waited_for() -> None:
         "3 batches, 1.2 MB; waited for the source 0.50 s, for the device 12.35 s; launched in "
         "0.75 s"
     )
+
+
+def test_counts_print_what_came_through_shared_memory_if_anything_did() -> None:
+    assert str(Counts(3, shared=2)).startswith("3 batches (2 through shared memory), 0.0 MB; ")
 
 
 def test_stats_print_the_epoch_and_the_total() -> None:

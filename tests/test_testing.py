@@ -275,8 +275,11 @@ def test_the_log_has_verbs_streams_and_bytes() -> None:
     arena, event = sent(device, device.slab(4), stream)
     device.wait(device.current(), event)
     device.uses(arena[:2], device.current())
+    unpin = device.pin(device.slab(8))
     with device.draws(7):
         pass
+    assert unpin is not None
+    unpin()
 
     assert device.log == [
         ("stream", "copy"),
@@ -286,7 +289,10 @@ def test_the_log_has_verbs_streams_and_bytes() -> None:
         ("record", "copy"),
         ("wait", "default", "copy"),
         ("uses", "default", 4),
+        ("slab", 8),
+        ("pin", 8),
         ("draws", 7),
+        ("unpin", 8),
     ]
     assert device.verbs("copy") == [("copy", "copy", 4)]
     assert device.verbs("nothing") == []

@@ -173,6 +173,9 @@ def _pinned(address: int, nbytes: int) -> Callable[[], object]:
     """
     error = int(_runtime().cudaHostRegister(address, nbytes, _PORTABLE))
     if error:
+        with contextlib.suppress(RuntimeError):
+            # The runtime remembers it, and the next kernel to be launched would raise it: this one.
+            torch.zeros(1, device="cuda").add_(1)
         raise RuntimeError(
             f"pinning {nbytes} bytes of host memory failed with CUDA error {error}: free host "
             f"memory, raise the limit that `ulimit -l` shows, or lower prefetch_batches"

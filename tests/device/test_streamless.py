@@ -39,6 +39,13 @@ def test_memory_is_plain_bytes(nbytes: int) -> None:
         assert (memory.dtype, memory.shape, memory.device.type) == (torch.uint8, (nbytes,), where)
 
 
+def test_memory_is_pinned_where_it_lies_for_nothing() -> None:
+    memory = torch.zeros(4096, dtype=torch.uint8)
+    for device in (CPU, MPS):
+        unpin = device.pin(memory)
+        assert unpin() is None
+
+
 def test_a_copy_is_done_when_it_returns() -> None:
     destination = CPU.arena(3)
 

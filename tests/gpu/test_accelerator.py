@@ -1,6 +1,7 @@
 """The seam on a real accelerator."""
 
 import gc
+import mmap
 import subprocess
 import sys
 
@@ -53,6 +54,33 @@ def test_a_copy_from_a_slab_returns_at_once_and_completes_with_its_event(device:
     assert device.join(event, until=lambda: False)
     assert device.done(event)
     assert bool((arena == 7).all())
+
+
+def test_memory_is_pinned_where_it_lies_and_a_copy_from_it_does_not_block(device: Device) -> None:
+    pages = mmap.mmap(-1, 16 * MIB)
+    memory = torch.frombuffer(pages, dtype=torch.uint8).fill_(7)
+    assert not memory.is_pinned()
+    unpin = device.pin(memory)
+    assert unpin is not None
+    assert memory.is_pinned()
+    with device.on(device.stream("copy")):
+        busy(200)
+        arena = device.arena(16 * MIB)
+        device.copy(arena, memory)
+        event = device.record(device.current())
+    assert not device.done(event)
+    assert device.join(event, until=lambda: False)
+    assert bool((arena == 7).all())
+    unpin()
+    assert not memory.is_pinned()
+
+
+def test_memory_that_is_pinned_already_cannot_be_pinned_again(device: Device) -> None:
+    memory = device.slab(MIB)
+    text = r"^pinning 1048576 bytes of host memory failed with CUDA error \d+: free host memory, "
+    with pytest.raises(RuntimeError, match=text):
+        device.pin(memory)
+    assert int(torch.ones(3, device="cuda").sum()) == 3  # no kernel pays for it
 
 
 def test_join_ends_when_it_is_told_to(device: Device) -> None:

@@ -142,7 +142,8 @@ PAGEABLE: dict[str, Callable[[int], Any]] = {"a list": listed, "workers": worker
 def test_b04_what_is_pinned_is_a_few_slabs_of_the_size_that_a_batch_needs(
     feed: Callable[[int], Any], depth: int, slabs: list[int]
 ) -> None:
-    loader = StreamLoader(feed(30), CUDA, transform=on(0, Tensor.float), prefetch_batches=depth)
+    options: Any = {"prefetch_batches": depth, "shared_memory": False}
+    loader = StreamLoader(feed(30), CUDA, transform=on(0, Tensor.float), **options)
     for _ in range(3):
         for images, _ in loader:
             busy(1)
