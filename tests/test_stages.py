@@ -450,6 +450,21 @@ def test_a_stage_after_the_step_and_those_behind_it_run_at_hand_over_behind_the_
     ]
 
 
+def test_its_table_is_not_sent_behind_the_batches_that_come_later() -> None:
+    device = FakeDevice()
+    pipeline = Pipeline(device, [doubled, Stage(Doubled(), after_step=True)])
+    batch, later = sent(device, pipeline, X), sent(device, pipeline, X)
+    pipeline.transform(batch, FIRST)
+    device.log.clear()
+
+    assert torch.equal(pipeline.hand_over(batch, FIRST), X * 4)
+
+    assert ("wait", "stage 1", "tables") in device.log
+    assert ("wait", "stage 1", "copy") not in device.log
+    assert later.ready is not None
+    assert later.ready.stream.todo  # its copy has not run
+
+
 def test_the_callers_stream_waits_for_a_stage_that_failed_after_the_step() -> None:
     def fail(_: Any) -> Any:
         raise KeyError("x")
