@@ -266,12 +266,13 @@ class Pipeline:
         Nor does an autocast within keep weights that it has cast: if the caller's is around the
         loop, its step would find them, made on another stream and without gradients.
         """
-        with (
-            torch.no_grad(),
-            torch.autocast(self._device.device.type, enabled=False, cache_enabled=False),
-            torch.autocast("cpu", enabled=False, cache_enabled=False),
-        ):
-            yield
+        keeps = torch.is_autocast_cache_enabled()
+        torch.set_autocast_cache_enabled(False)
+        try:
+            with torch.no_grad(), _uncast(self._device.device.type), _uncast("cpu"):
+                yield
+        finally:
+            torch.set_autocast_cache_enabled(keeps)
 
     def _cast(self, stage: int) -> AbstractContextManager[object]:
         dtype = self._stages[stage].autocast
@@ -304,6 +305,12 @@ class Pipeline:
 
 _WATCHED = 3
 """Batches of a pass on which a transform is watched: who draws at all does it on these."""
+
+
+def _uncast(kind: str) -> AbstractContextManager[object]:
+    """Without autocast; where there is none, to say so would cost more than to ask."""
+    on = torch.is_autocast_enabled(kind)
+    return torch.autocast(kind, enabled=False) if on else nullcontext()
 
 
 def _source(batch: Batch, number: int) -> Tensor:

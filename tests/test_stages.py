@@ -337,9 +337,27 @@ def test_weights_that_a_stage_casts_are_not_found_by_the_callers_autocast() -> N
     with torch.autocast("cpu", dtype=torch.bfloat16):
         got = through([Stage(layer, autocast=torch.bfloat16)], X)
         assert not got.requires_grad
-        layer(X).sum().backward()
+        layer.weight.data.add_(1)  # which nothing tells the cache of
+        made = layer(X)
+        made.sum().backward()
 
+    assert torch.allclose(made, got + 3, rtol=0.1)
     assert layer.weight.grad is not None
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_nor_are_those_that_its_own_autocast_casts(*, enabled: bool) -> None:
+    layer = torch.nn.Linear(3, 3)
+
+    def cast(batch: Any) -> Any:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return layer(batch)
+
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+        got = through([cast], X)
+        assert torch.is_autocast_cache_enabled()
+        layer.weight.data.add_(1)
+        assert torch.allclose(cast(X), got + 3, rtol=0.1)
 
 
 def test_a_module_runs_in_the_mode_it_is_in() -> None:
