@@ -211,7 +211,8 @@ class Epoch:
 
     def _modes(self) -> AbstractContextManager[object]:
         """A batch that is made in an inference mode of the caller's may be used after it."""
-        return nullcontext() if self._device.host else torch.inference_mode(mode=False)
+        within = torch.is_inference_mode_enabled() and not self._device.host
+        return torch.inference_mode(mode=False) if within else nullcontext()
 
     def _wait(self) -> None:
         """Waits until something changed; for the device, which tells nobody, by looking again."""

@@ -82,7 +82,8 @@ class Fresh:
 
     A callable that replays a CUDA graph returns the same each time, and writes to it, whoever reads
     it. No version counter tells of that. But the storage is the same one, and alive, and so is the
-    place in it, which parts of a table that stays would have each their own.
+    place in it, which parts of a table that stays have each their own. A constant cannot be told
+    from it, nor would it be the caller's to change: it is refused likewise.
 
     Args:
         device: Whose memory.
@@ -90,12 +91,12 @@ class Fresh:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._returned: weakref.WeakValueDictionary[tuple[int, Any], Any]
         self.begin()
 
     def begin(self) -> None:
         """A pass begins: batches of the one before are over, but for those that were kept."""
-        self._returned = weakref.WeakValueDictionary()
+        self._returned: dict[tuple[int, Any], weakref.ref[torch.UntypedStorage]] = {}
+        self._room = _ROOM
 
     def check(self, found: Sequence[Tensor], given: Sequence[Tensor], who: str) -> None:
         """To be called with what is returned for each batch.
@@ -109,24 +110,40 @@ class Fresh:
             OverwrittenError: Some of it was returned before, for another batch.
         """
         passed = {_key(tensor.untyped_storage()) for tensor in given}
-        made: dict[tuple[int, Any], Any] = {}
+        made = {}
         for part in _here(found, self._device):
             storage = part.untyped_storage()
             key = _key(storage)
             if key not in passed and part.nbytes:
-                made[key, part.storage_offset()] = storage
-        if any(place in self._returned for place in made):
+                made[key, part.storage_offset()] = weakref.ref(storage)
+        if any(_alive(self._returned.get(place)) for place in made):
             raise OverwrittenError(
                 f"{who} returned memory that it has returned for an earlier batch, and may have "
                 f"overwritten by now: batches are made ahead, and are the caller's. A CUDA graph "
                 f"writes to one place each time: copy what it returns, as in "
-                f"transform=lambda batch: graphed(batch).clone()"
+                f"transform=lambda batch: graphed(batch).clone(). So it is with a mask, or with "
+                f"what a cache holds: copy it, or add it in your loop"
             )
         self._returned.update(made)
+        if len(self._returned) > self._room:
+            self._forget()
+
+    def _forget(self) -> None:
+        """Forgets memory that has died; seldom, and so for next to nothing a batch."""
+        alive = {place: held for place, held in self._returned.items() if held() is not None}
+        self._returned, self._room = alive, _ROOM + 2 * len(alive)
+
+
+_ROOM = 100
+"""Places that are remembered before those whose memory has died are looked for."""
+
+
+def _alive(held: weakref.ref[torch.UntypedStorage] | None) -> bool:
+    return held is not None and held() is not None
 
 
 def _key(storage: torch.UntypedStorage) -> int:
-    return int(storage._cdata)  # noqa: SLF001  # a storage has no public identity
+    return storage._cdata  # type: ignore[no-any-return]  # noqa: SLF001  # no public identity
 
 
 def memory(value: Any, device: Device) -> list[Tensor]:
@@ -135,8 +152,10 @@ def memory(value: Any, device: Device) -> list[Tensor]:
 
 
 def _here(found: Sequence[Tensor], device: Device) -> list[Tensor]:
-    kind = device.device.type
-    return [part for tensor in found for part in within(tensor) if part.device.type == kind]
+    here, kind = device.device, device.device.type
+    parts = [part for tensor in found for part in within(tensor)]
+    # The first is asked for speed: a type's name is made anew each time.
+    return [part for part in parts if part.device == here or part.device.type == kind]
 
 
 def within(tensor: Tensor) -> list[Tensor]:

@@ -60,6 +60,11 @@ class Pipeline:
         return self._device.stream("copy")
 
     @functools.cached_property
+    def _table_stream(self) -> Stream:
+        """Of tables that are sent on their own: small, and not to queue behind later batches."""
+        return self._device.stream("tables")
+
+    @functools.cached_property
     def _streams(self) -> list[Stream]:
         return [
             self._device.stream(f"stage {place}", priority=stage.priority)
@@ -226,11 +231,11 @@ class Pipeline:
     def _later(self, stage: int, batch: Batch, context: Context) -> None:
         """Plans for a transform whose input nobody knew before; its table is sent on its own."""
         table = self._table(stage, batch.value, context)
-        with self._device.on(self._copy_stream):
+        with self._device.on(self._table_stream):
             arena = self._device.arena(table.nbytes)
             # From pageable memory: up to 64 KB are staged by the driver without waiting.
             self._device.copy(arena, table.view(-1).view(torch.uint8))
-            sent = self._device.record(self._copy_stream)
+            sent = self._device.record(self._table_stream)
         self._device.wait(self._streams[stage], sent)
         batch.value = Tabled(batch.value, arena.view(table.dtype).view(table.shape))
         batch.memory.append(arena)
@@ -261,12 +266,13 @@ class Pipeline:
         Nor does an autocast within keep weights that it has cast: if the caller's is around the
         loop, its step would find them, made on another stream and without gradients.
         """
-        with (
-            torch.no_grad(),
-            torch.autocast(self._device.device.type, enabled=False, cache_enabled=False),
-            torch.autocast("cpu", enabled=False, cache_enabled=False),
-        ):
-            yield
+        keeps = torch.is_autocast_cache_enabled()
+        torch.set_autocast_cache_enabled(False)
+        try:
+            with torch.no_grad(), _uncast(self._device.device.type), _uncast("cpu"):
+                yield
+        finally:
+            torch.set_autocast_cache_enabled(keeps)
 
     def _cast(self, stage: int) -> AbstractContextManager[object]:
         dtype = self._stages[stage].autocast
@@ -299,6 +305,12 @@ class Pipeline:
 
 _WATCHED = 3
 """Batches of a pass on which a transform is watched: who draws at all does it on these."""
+
+
+def _uncast(kind: str) -> AbstractContextManager[object]:
+    """Without autocast; where there is none, to say so would cost more than to ask."""
+    on = torch.is_autocast_enabled(kind)
+    return torch.autocast(kind, enabled=False) if on else nullcontext()
 
 
 def _source(batch: Batch, number: int) -> Tensor:

@@ -85,14 +85,14 @@ def copied(batch: Any) -> Any:
 
 def leaves(batch: Any, whole: type | tuple[()] = ()) -> list[Any]:
     """Tensors and objects with their own `.to` in `batch`, in the order of `replace`."""
-    found: list[Any] = []
-
-    def visit(leaf: Any) -> Any:
-        found.append(leaf)
-        return leaf
-
-    replace(visit, batch, whole)
-    return found
+    kind: Any = type(batch)
+    if isinstance(batch, whole) or _is_leaf(kind):
+        return [batch]
+    form = _form(kind)
+    children = [] if form is None else form.children(batch)
+    if _PLAIN.issuperset(map(type, children)):  # thousands of token ids, say
+        return []
+    return [leaf for child in children for leaf in leaves(child, whole)]
 
 
 def _walk(walk: Visit, visit: Visit, node: Any) -> Any:

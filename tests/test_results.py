@@ -203,7 +203,8 @@ TWICE = re.escape(
     "transform f on batch 3 returned memory that it has returned for an earlier batch, and may "
     "have overwritten by now: batches are made ahead, and are the caller's. A CUDA graph writes to "
     "one place each time: copy what it returns, as in transform=lambda batch: "
-    "graphed(batch).clone()"
+    "graphed(batch).clone(). So it is with a mask, or with what a cache holds: copy it, or add it "
+    "in your loop"
 )
 
 
@@ -255,13 +256,25 @@ def test_memory_on_another_device_is_not_looked_at() -> None:
 
 def test_memory_that_has_died_is_forgotten() -> None:
     fresh = Fresh(FakeDevice())
-    for _ in range(200):  # the allocator has given the same place again by then
-        made = torch.ones(1000)
-        fresh.check([made], [], WHO)
-        alive = weakref.ref(made)
+    kept = torch.ones(1000)
+    fresh.check([kept], [], WHO)
+    for _ in range(2000):  # the allocator has given the same place again by then
+        made = torch.ones(1000).split(10)
+        fresh.check(made, [], WHO)
+        alive = weakref.ref(made[0])
         del made
         assert alive() is None
-    assert len(fresh._returned) == 0
+    assert len(fresh._returned) < 500
+    with pytest.raises(OverwrittenError, match=f"^{TWICE}$"):
+        fresh.check([kept], [], WHO)
+
+
+def test_the_first_part_of_a_table_is_refused_whatever_its_length() -> None:
+    fresh, table = Fresh(FakeDevice()), torch.arange(6)
+    fresh.check([table[:2]], [], WHO)
+
+    with pytest.raises(OverwrittenError, match=f"^{TWICE}$"):
+        fresh.check([table[:3]], [], WHO)
 
 
 def test_memory_of_an_earlier_pass_is_forgotten() -> None:

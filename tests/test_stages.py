@@ -337,9 +337,27 @@ def test_weights_that_a_stage_casts_are_not_found_by_the_callers_autocast() -> N
     with torch.autocast("cpu", dtype=torch.bfloat16):
         got = through([Stage(layer, autocast=torch.bfloat16)], X)
         assert not got.requires_grad
-        layer(X).sum().backward()
+        layer.weight.data.add_(1)  # which nothing tells the cache of
+        made = layer(X)
+        made.sum().backward()
 
+    assert torch.allclose(made, got + 3, rtol=0.1)
     assert layer.weight.grad is not None
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_nor_are_those_that_its_own_autocast_casts(*, enabled: bool) -> None:
+    layer = torch.nn.Linear(3, 3)
+
+    def cast(batch: Any) -> Any:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return layer(batch)
+
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+        got = through([cast], X)
+        assert torch.is_autocast_cache_enabled()
+        layer.weight.data.add_(1)
+        assert torch.allclose(cast(X), got + 3, rtol=0.1)
 
 
 def test_a_module_runs_in_the_mode_it_is_in() -> None:
@@ -448,6 +466,21 @@ def test_a_stage_after_the_step_and_those_behind_it_run_at_hand_over_behind_the_
         ("wait", "default", "stage 2"),
         ("uses", "default", 24),
     ]
+
+
+def test_its_table_is_not_sent_behind_the_batches_that_come_later() -> None:
+    device = FakeDevice()
+    pipeline = Pipeline(device, [doubled, Stage(Doubled(), after_step=True)])
+    batch, later = sent(device, pipeline, X), sent(device, pipeline, X)
+    pipeline.transform(batch, FIRST)
+    device.log.clear()
+
+    assert torch.equal(pipeline.hand_over(batch, FIRST), X * 4)
+
+    assert ("wait", "stage 1", "tables") in device.log
+    assert ("wait", "stage 1", "copy") not in device.log
+    assert later.ready is not None
+    assert later.ready.stream.todo  # its copy has not run
 
 
 def test_the_callers_stream_waits_for_a_stage_that_failed_after_the_step() -> None:
