@@ -254,12 +254,12 @@ def reachable(thing: Any) -> list[Tensor]:
 
 def _referents(node: Any) -> list[Any]:
     """What an object refers to; of code only what it holds, since it leads to everything."""
+    if isinstance(node, Tensor):
+        return [*vars(node).values(), node.grad if node.is_leaf else None]
     if isinstance(node, (type, types.ModuleType)):
         return []
     if isinstance(node, types.FunctionType):
         return [node.__closure__, node.__defaults__, node.__kwdefaults__, vars(node)]
-    if isinstance(node, Tensor):
-        return [*vars(node).values(), node.grad if node.is_leaf else None]
     return gc.get_referents(node)
 
 
