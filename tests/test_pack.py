@@ -418,6 +418,16 @@ def test_a_slab_that_is_not_pinned_is_copied_into_one_that_is() -> None:
     assert region.shared.held == 0
 
 
+def test_a_slab_of_memory_that_is_not_known_is_copied_too() -> None:
+    device, shared = FakeDevice(), memory()
+    found = received(crossed(shared, lambda: torch.arange(5)))
+
+    batch = packed(device, found, fresh=True)
+
+    assert batch.sent is None
+    assert torch.equal(arrived(device, batch), torch.arange(5))
+
+
 def test_whoever_plans_sees_the_batch() -> None:
     device, seen = FakeDevice(), []
 

@@ -7,6 +7,7 @@ import gc
 import io
 import itertools
 import os
+import pickle
 import threading
 from multiprocessing import resource_sharer
 from multiprocessing.reduction import ForkingPickler
@@ -282,6 +283,11 @@ def test_a_batch_of_a_loader_that_was_closed_is_an_error_that_says_so() -> None:
     queued = crossed(memory(), lambda: torch.ones(3))
     with pytest.raises(RuntimeError, match=r"^this batch lies in memory of a StreamLoader that"):
         received(queued)
+
+
+def test_what_stands_for_a_tensor_means_nothing_elsewhere() -> None:
+    with pytest.raises(NotImplementedError, match=r"^0$"):
+        pickle.loads(sent(lambda: torch.ones(3))._payload.pickled)
 
 
 def test_a_child_of_its_owner_may_look_and_gives_nothing_back() -> None:

@@ -115,6 +115,15 @@ def test_a_forked_child_that_drops_a_slab_does_not_give_it_back() -> None:
     assert shared.take(0) is not None
 
 
+def test_whoever_does_not_own_it_gives_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = memory()
+    shared.send(slab_of(shared).number)
+    received = shared.received(0)
+    monkeypatch.setattr(shared, "owner", -1)
+    del received
+    assert shared.take(0) is None
+
+
 def test_what_was_lost_with_its_workers_is_free_again_and_what_is_held_is_not() -> None:
     shared = memory(each=3)
     for number in range(3):

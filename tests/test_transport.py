@@ -354,8 +354,8 @@ def dropped(_: StreamLoader[Any]) -> None:
     """Whoever has it drops it."""
 
 
-@pytest.mark.parametrize("device", ["cpu", "fake"])
-@pytest.mark.parametrize("end", [closed, dropped])
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.slow), "fake"])
+@pytest.mark.parametrize("end", [pytest.param(closed, marks=pytest.mark.slow), dropped])
 @pytest.mark.parametrize(
     "options", [{}, pytest.param({"persistent_workers": True}, marks=pytest.mark.slow)]
 )
@@ -399,6 +399,7 @@ def breaks(count: int, device: Any, **options: Any) -> None:
     assert loader.stats.epoch.shared == 6
 
 
+@pytest.mark.slow
 def test_100_early_breaks_of_persistent_workers_leave_nothing() -> None:
     breaks(100, FakeDevice(), persistent_workers=True)
 
