@@ -90,7 +90,7 @@ structures = st.recursive(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(structures, st.sampled_from([1, 2, 5, 2000]))
 def test_any_structure_arrives_from_a_slab_of_any_size(value: Any, pages: int) -> None:
     shared = memory(pages=pages)

@@ -282,6 +282,7 @@ def test_the_state_of_a_stateful_loader_is_that_of_the_plain_one() -> None:
 # -- whose memory --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_pass_takes_over_the_memory_of_one_whose_workers_are_dead() -> None:
     shared, plain = Transport(ROOM, 7), items(2)
     first, region = shared.iterate(plain)
@@ -354,10 +355,11 @@ def dropped(_: StreamLoader[Any]) -> None:
     """Whoever has it drops it."""
 
 
-@pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.slow), "fake"])
-@pytest.mark.parametrize("end", [pytest.param(closed, marks=pytest.mark.slow), dropped])
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["cpu", "fake"])
+@pytest.mark.parametrize("end", [closed, dropped])
 @pytest.mark.parametrize(
-    "options", [{}, pytest.param({"persistent_workers": True}, marks=pytest.mark.slow)]
+    "options", [{}, {"persistent_workers": True}], ids=["workers anew", "the same workers"]
 )
 def test_nothing_is_left(options: Any, end: Callable[[Any], None], device: str) -> None:
     gc.collect()

@@ -256,7 +256,8 @@ def test_with_every_slab_kept_batches_go_the_ordinary_way(monkeypatch: pytest.Mo
     assert [lies_in(shared, images) for images, _ in kept] == [True] * 2 + [False] * 18
 
 
-@pytest.mark.parametrize("depth", [1, pytest.param(4, marks=SLOW)])
+@SLOW
+@pytest.mark.parametrize("depth", [1, 4])
 def test_with_too_few_slabs_for_what_is_on_its_way_nothing_blocks(
     monkeypatch: pytest.MonkeyPatch, depth: int
 ) -> None:
@@ -286,6 +287,7 @@ def test_what_is_too_large_for_its_share_goes_the_ordinary_way_with_one_warning(
 # -- on the CPU ----------------------------------------------------------------------------------
 
 
+@SLOW
 def test_on_the_cpu_batches_that_are_kept_leave_slabs_to_the_workers() -> None:
     made = StreamLoader(items(80), "cpu", prefetch_batches=1)
     kept = list(made)
@@ -314,7 +316,7 @@ class NoPins(FakeDevice):
         return None
 
 
-@pytest.mark.parametrize("error", [None, "no pages left"])
+@pytest.mark.parametrize("error", [pytest.param(None, marks=SLOW), "no pages left"])
 def test_where_it_cannot_be_pinned_batches_are_copied_into_slabs_that_are(
     error: str | None, recwarn: pytest.WarningsRecorder
 ) -> None:
