@@ -165,7 +165,7 @@ def reserved(setting: Setting) -> Peak:
     loader, marks = setting.wrap(source, None), []
     for _ in range(EPOCHS):
         for images, labels in loader:
-            busy(setting.device, 1)  # so that each epoch has as much in flight as there can be
+            busy(setting.device, 10)  # so that each epoch has as much in flight as there can be
             images.amax()
             del images, labels
         if cuda:

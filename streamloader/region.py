@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from streamloader.device import Device
+from streamloader.device import Device, RefusedError
 from streamloader.sent import Sent
 from streamloader.shared import Shared
 
@@ -60,7 +60,7 @@ class Region:
             return
         try:
             self.refused = not self.shared.pin(sent.number, sent.recipe.used, device.pin)
-        except RuntimeError as error:
+        except RefusedError as error:
             self.refused = True
             warnings.warn(
                 f"shared memory of workers stays unpinned, so each batch is copied once more: "

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamloader.carve import cuts
 from streamloader.layout import (
     ALIGNMENT,
     EMPTY,
@@ -20,10 +21,9 @@ from streamloader.layout import (
     Layout,
     Place,
     Spec,
-    beside,
-    carve,
     dense,
     layout,
+    merged,
     plain,
     runs,
 )
@@ -289,50 +289,30 @@ def test_a_tensor_that_is_to_share_is_alone_only_when_it_is_large() -> None:
     assert runs(specs) == ([1, 2], [0])
 
 
-# -- beside ------------------------------------------------------------------------------------
+# -- merged ------------------------------------------------------------------------------------
 
 
-@given(recipes, recipes)
-def test_tensors_beside_others_keep_their_places(
-    there: tuple[Spec, ...], more: tuple[Spec, ...]
+@given(recipes, recipes, st.randoms(use_true_random=False))
+def test_tensors_of_two_recipes_keep_their_places(
+    there: tuple[Spec, ...], here: tuple[Spec, ...], random: Any
 ) -> None:
-    one, other = layout(there), layout(more)
-    both = beside(one, other)
+    one, other = layout(there), layout(here)
+    numbers = [*range(len(there)), *[None] * len(here)]
+    random.shuffle(numbers)
+    others = iter(here)
+    specs = tuple(next(others) if n is None else there[n] for n in numbers)
+
+    both = merged(one, other, numbers, specs)
 
     assert both.blocks[: len(one.blocks)] == one.blocks
-    assert both.places[: len(there)] == one.places
-    for place, before in zip(both.places[len(there) :], other.places, strict=True):
-        block, old = both.blocks[place.block], other.blocks[before.block]
-        assert place.offset == before.offset
-        assert block == old._replace(first=old.first + len(there))
-
-
-@given(recipes)
-def test_beside_nothing_a_recipe_is_as_it_was(specs: tuple[Spec, ...]) -> None:
-    assert beside(EMPTY, layout(specs)) == beside(layout(specs), EMPTY) == layout(specs)
-
-
-# -- carve -------------------------------------------------------------------------------------
-
-
-def test_tensors_are_carved_from_their_blocks_each_with_its_own_version() -> None:
-    blocks = [torch.arange(256, dtype=torch.uint8), torch.zeros(300, dtype=torch.uint8)[64:]]
-    specs = [
-        Spec((2, 3), (1, 2), torch.uint8, 6, pinned=False),
-        Spec((2,), (1,), torch.int64, 16, pinned=False),
-        Spec((4,), (1,), torch.uint8, 4, pinned=False),
-        Spec((), (), torch.float32, 4, pinned=False),
-    ]
-    places = [Place(0, 64), Place(1, 0), Place(0, 128), Place(1, 64)]
-    blocks[1][64:68] = torch.tensor([2.5]).view(torch.uint8)
-
-    made = carve(blocks, specs, places)
-
-    assert made[0].tolist() == [[64, 66, 68], [65, 67, 69]]
-    assert [one.tolist() for one in made[1:]] == [[0, 0], [128, 129, 130, 131], 2.5]
-    assert [(one.shape, one.stride(), one.dtype) for one in made] == [
-        (spec.shape, spec.stride, spec.dtype) for spec in specs
-    ]
-    made[0].add_(1)
-    assert not any(one._is_view() for one in made)
-    assert [one._version for one in made] == [1, 0, 0, 0]
+    assert both.slab == other.slab
+    assert both.cuts == cuts(specs, both.places)
+    after = iter(other.places)
+    for number, place in zip(numbers, both.places, strict=True):
+        if number is not None:
+            assert place == one.places[number]
+            continue
+        before = next(after)
+        assert place == Place(before.block + len(one.blocks), before.offset)
+        old = other.blocks[before.block]
+        assert both.blocks[place.block] == old._replace(first=old.first + len(there))

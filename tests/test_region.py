@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from streamloader.device import RefusedError
 from streamloader.device.streamless import Streamless
 from streamloader.region import Region
 from streamloader.sent import Sent
@@ -94,7 +95,7 @@ class NoPins(FakeDevice):
     def pin(self, memory: Tensor) -> Callable[[], object] | None:
         self.asked += 1
         if self._error is not None:
-            raise RuntimeError(self._error)
+            raise RefusedError(self._error)
         return None
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from streamloader import tree
 from streamloader.layout import ALIGNMENT, FEW, LARGE, MEDIUM, dense
-from streamloader.sent import Recipe, Sent, packed, wanted
+from streamloader.sent import LITTLE, Recipe, Sent, packed, wanted
 from streamloader.shared import empty, filling
 from tests.transported import (
     BATCHES,
@@ -298,3 +298,26 @@ def test_a_child_of_its_owner_may_look_and_gives_nothing_back() -> None:
         os._exit(own(received(queued)).tolist() != [0, 1, 2])
     assert os.waitpid(child, 0)[1] == 0
     assert shared.take(0) is None
+
+
+# -- what can be made where the caller waits for it ----------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "whole"),
+    [
+        (lambda: [torch.ones(9), {"a": torch.ones(2), "b": ("text", 3)}], True),
+        (lambda: torch.ones(9), True),
+        (lambda: [torch.ones(9), torch.ones(2).as_subclass(Image)], False),
+        (lambda: [torch.ones(9), Moves(torch.ones(2))], False),
+        (lambda: Checked(a=torch.ones(7)), False),
+        (lambda: [torch.ones(9), "x" * LITTLE], False),
+    ],
+    ids=["containers", "a tensor", "subclass", "moves itself", "checks", "much else"],
+)
+def test_only_what_is_all_tensors_and_little_else_is_whole(make: Any, *, whole: bool) -> None:
+    assert sent(make).whole is whole
+
+
+def test_what_does_not_fit_is_not_whole() -> None:
+    assert not sent(lambda: [torch.ones(PAGE), torch.ones(2)], pages=1).whole

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from streamloader.shared import ALIGNMENT, Shape, Shared, Slab, contiguous, empty, filling, part
+from streamloader.shared import ALIGNMENT, Shape, Shared, Slab, empty, filling, part
 from tests.transported import PAGE, Traces, memory
 
 
@@ -311,6 +312,28 @@ def test_memory_has_a_storage_of_its_own_which_keeps_the_slab() -> None:
     assert shared.take(0) is None
 
 
-@given(st.lists(st.integers(0, 4), max_size=5))
-def test_contiguous_strides_are_torchs(shape: list[int]) -> None:
-    assert contiguous(shape) == torch.empty(shape).stride()
+# -- mapped before it is pinned ------------------------------------------------------------------
+
+
+def test_pages_are_mapped_once_for_each_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    class Libc:
+        @staticmethod
+        def madvise(_: Any, nbytes: Any, advice: int) -> int:
+            asked.append(nbytes.value)
+            assert advice == 23
+            return 0
+
+    monkeypatch.setattr("streamloader.shared.ctypes.CDLL", lambda _: Libc)
+    shared = Shared(Shape(1, 2, 4 * PAGE))
+    for nbytes in (1, PAGE, PAGE + 1, 5, 4 * PAGE):
+        shared.populate(0, nbytes)
+    shared.populate(1, PAGE)
+    assert asked == [PAGE, PAGE, 2 * PAGE, 4 * PAGE, PAGE]
+
+
+def test_mapped_pages_are_those_of_the_slab() -> None:
+    shared = Shared(Shape(1, 2, 4 * PAGE))
+    shared.populate(1, 2 * PAGE)
+    assert shared.received(1).sum() == 0

@@ -21,6 +21,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from typing_extensions import override
 
 from streamloader import StreamLoader, augment, transport
+from streamloader.device import RefusedError
 from streamloader.region import Region
 from streamloader.sent import packed
 from streamloader.shared import Shape, Slab
@@ -312,7 +313,7 @@ class NoPins(FakeDevice):
     @override
     def pin(self, memory: Tensor) -> Callable[[], object] | None:
         if self._error is not None:
-            raise RuntimeError(self._error)
+            raise RefusedError(self._error)
         return None
 
 
@@ -356,8 +357,8 @@ class Raw(FakeDevice):
         self.streams: list[FakeStream] = []
 
     @override
-    def stream(self, name: str) -> FakeStream:
-        self.streams.append(super().stream(name))
+    def stream(self, name: str, priority: int = 0) -> FakeStream:
+        self.streams.append(super().stream(name, priority))
         return self.streams[-1]
 
     @override

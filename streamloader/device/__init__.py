@@ -16,10 +16,19 @@ from typing import TypeAlias
 import torch
 
 from streamloader.device.accelerator import Accelerator
-from streamloader.device.seam import POLL_SECONDS, Device, Event, Stream
+from streamloader.device.seam import POLL_SECONDS, Device, Event, RefusedError, Stream
 from streamloader.device.streamless import Streamless
 
-__all__ = ["POLL_SECONDS", "Device", "DeviceLike", "Event", "Stream", "check", "resolve"]
+__all__ = [
+    "POLL_SECONDS",
+    "Device",
+    "DeviceLike",
+    "Event",
+    "RefusedError",
+    "Stream",
+    "check",
+    "resolve",
+]
 
 DeviceLike: TypeAlias = torch.device | str | int | Device
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from streamloader.device.seam import Device, Event, Stream
+from streamloader.device.seam import Device, Event, RefusedError, Stream
 
 __all__ = ["Accelerator"]
 
@@ -151,7 +151,7 @@ def _registered(nbytes: int) -> Tensor:
     the device reads. The finaliser holds the pages: unregistered first, unmapped then (rule 1).
 
     Raises:
-        RuntimeError: The driver refuses; the message says what to try.
+        RefusedError: The driver refuses; the message says what to try.
     """
     pages = mmap.mmap(-1, nbytes)
     slab = torch.frombuffer(pages, dtype=torch.uint8)
@@ -169,14 +169,14 @@ def _pinned(address: int, nbytes: int) -> Callable[[], object]:
     """Pins memory in place; returns what undoes it.
 
     Raises:
-        RuntimeError: The driver refuses; the message says what to try.
+        RefusedError: The driver refuses; the message says what to try.
     """
     error = int(_runtime().cudaHostRegister(address, nbytes, _PORTABLE))
     if error:
         with contextlib.suppress(RuntimeError):
             # The runtime remembers it, and the next kernel to be launched would raise it: this one.
             torch.zeros(1, device="cuda").add_(1)
-        raise RuntimeError(
+        raise RefusedError(
             f"pinning {nbytes} bytes of host memory failed with CUDA error {error}: free host "
             f"memory, raise the limit that `ulimit -l` shows, or lower prefetch_batches"
         )

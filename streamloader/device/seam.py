@@ -15,13 +15,17 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-__all__ = ["POLL_SECONDS", "Device", "Event", "Stream"]
+__all__ = ["POLL_SECONDS", "Device", "Event", "RefusedError", "Stream"]
 
 Stream: TypeAlias = Any
 Event: TypeAlias = Any
 
 POLL_SECONDS = 2e-4
 """Seconds between two looks at an event: a wait inside the driver would spin a core."""
+
+
+class RefusedError(RuntimeError):
+    """The driver pins no more host memory."""
 
 
 class Device(ABC):
@@ -78,7 +82,7 @@ class Device(ABC):
             What unpins it; the memory must stay mapped until then. None if this device cannot.
 
         Raises:
-            RuntimeError: The driver refuses.
+            RefusedError: The driver refuses.
         """
 
     @abstractmethod
