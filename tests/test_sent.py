@@ -312,8 +312,10 @@ def test_a_child_of_its_owner_may_look_and_gives_nothing_back() -> None:
         (lambda: [torch.ones(9), Moves(torch.ones(2))], False),
         (lambda: Checked(a=torch.ones(7)), False),
         (lambda: [torch.ones(9), "x" * LITTLE], False),
+        (lambda: [torch.ones(9), {"a": [3, {1, 2}]}], False),
+        (lambda: [torch.ones(9), frozenset({1})], False),
     ],
-    ids=["containers", "a tensor", "subclass", "moves itself", "checks", "much else"],
+    ids=["containers", "a tensor", "subclass", "moves itself", "checks", "much", "set", "frozen"],
 )
 def test_only_what_is_all_tensors_and_little_else_is_whole(make: Any, *, whole: bool) -> None:
     assert sent(make).whole is whole
@@ -321,3 +323,14 @@ def test_only_what_is_all_tensors_and_little_else_is_whole(make: Any, *, whole: 
 
 def test_what_does_not_fit_is_not_whole() -> None:
     assert not sent(lambda: [torch.ones(PAGE), torch.ones(2)], pages=1).whole
+
+
+def test_a_tensor_that_is_in_a_set_too_is_there_itself() -> None:
+    def make() -> Any:
+        tensor = torch.arange(4)
+        return [tensor, {tensor}, frozenset({tensor})]
+
+    found = sent(make)
+    assert found.checked
+    tensor, one, other = own(found)
+    assert [each.tolist() for each in (tensor, *one, *other)] == [[0, 1, 2, 3]] * 3
