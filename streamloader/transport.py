@@ -4,7 +4,7 @@
 `iter()` starts its workers, and never else. So it keeps its meaning, `state_dict()` of a
 StatefulDataLoader included, which asks the loader for the iterator that it has: that of a copy
 would not be it. Whoever else sees such a batch, the `__iter__` of a subclass or a loop of the
-user's over the same persistent workers, sees its value (`sent.wanted`).
+user's over the same persistent workers, sees its value (`sent.wanted`), which torch has not pinned.
 """
 
 from __future__ import annotations
