@@ -206,16 +206,19 @@ def test_b04_what_the_loader_has_pinned_is_not_pinned_again(
 
 
 @pytest.mark.slow
-def test_b04_workers_that_hand_over_large_batches_pin_no_more() -> None:
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_b04_workers_that_hand_over_large_batches_pin_no_more(*, shared_memory: bool) -> None:
     device = FakeDevice(looks=1)
     dataset: Any = [fill(number, LARGE) for number in range(12)]
     plain: DataLoader[Tensor] = DataLoader(
         dataset, batch_size=None, num_workers=2, prefetch_factor=8
     )
-    loader = StreamLoader(plain, device, prefetch_batches=4)
+    loader = StreamLoader(plain, device, prefetch_batches=4, shared_memory=shared_memory)
     for _ in range(5):
         assert [first(batch) for batch in loader] == list(range(12))
-    assert device.verbs("slab") == [("slab", LARGE * 8)] * 6
+    if shared_memory:  # the workers' slabs, each once
+        assert 0 < len(device.verbs("pin")) <= 2 * (8 + 6 + 1)
+    assert device.verbs("slab") == [("slab", LARGE * 8)] * (0 if shared_memory else 6)
     assert multiprocessing.active_children() == []
 
 
