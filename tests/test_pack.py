@@ -19,7 +19,7 @@ from streamloader.device.streamless import Streamless
 from streamloader.layout import LARGE, plain
 from streamloader.pack import Packer, fresh, owned
 from streamloader.region import Region
-from streamloader.sent import Sent
+from streamloader.sent import LITTLE, Sent
 from streamloader.stages import Pipeline
 from streamloader.testing import FakeDevice
 from tests.transported import BATCHES, crossed, lies_in, memory, received, same
@@ -408,6 +408,15 @@ def test_what_is_in_the_slab_is_sent_from_there_and_the_rest_packed() -> None:
     assert [place.block for place in batch.layout.places] == [0, 2, 1, 1]
     assert device.verbs("slab") == [("slab", 64)]
     assert batch.nbytes == LARGE + 9 * 4 + 2 * 12
+
+
+def test_a_batch_of_much_text_is_opened_here_and_its_tensors_are_sent_from_the_slab() -> None:
+    device = FakeDevice()
+    batch, _ = shared_batch(device, lambda: [torch.arange(9), "x" * LITTLE])
+
+    assert [block.shared for block in batch.layout.blocks] == [True]
+    numbers, text = arrived(device, batch)
+    assert (numbers.tolist(), text) == ([*range(9)], "x" * LITTLE)
 
 
 def test_a_slab_that_is_not_pinned_is_copied_into_one_that_is() -> None:

@@ -165,8 +165,10 @@ def test_a_loader_of_any_kind_keeps_its_batches(case: str, device: str) -> None:
 
 
 @SLOW
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(
+    ("context", "persistent"),  # those that are not forked take seconds to start
+    [("fork", False), ("fork", True), ("spawn", True), ("forkserver", True)],
+)
 def test_workers_may_be_started_in_any_way(context: str, persistent: bool) -> None:  # noqa: FBT001
     options: Any = {"multiprocessing_context": context, "persistent_workers": persistent}
     made = compared(functools.partial(items, 6, **options), FakeDevice(looks=2), passes=2)
