@@ -156,6 +156,7 @@ def test_c05_100_whole_passes_leave_nothing_behind(depth: int, make_device: Any)
     flat(loader, device, 100, whole)
 
 
+@pytest.mark.slow
 def test_c05_100_loaders_leave_nothing_behind() -> None:
     """As `for batch in StreamLoader(short_source())` in each epoch makes them."""
     alive: weakref.WeakSet[Any] = weakref.WeakSet()

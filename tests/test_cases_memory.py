@@ -58,6 +58,7 @@ def test_a04_a_copy_that_holds_nothing_reads_what_was_dropped() -> None:
     assert set(arena.tolist()) == {Foreign.SCRIBBLE}
 
 
+@pytest.mark.slow
 def test_a04_foreign_pinned_memory_that_its_source_drops_arrives_1000_times(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

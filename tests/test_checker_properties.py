@@ -304,7 +304,7 @@ DRAWS = pytest.mark.filterwarnings("ignore:transform <lambda> draws from torch's
 
 @DRAWS
 @given(PROGRAMS)
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 def test_nothing_races_whatever_the_program(program: Program) -> None:
     proves(program)
 

@@ -1112,6 +1112,7 @@ def test_a_large_images_memory_is_not_kept_by_its_labels() -> None:
             assert len(file.getvalue()) < 3000
 
 
+@pytest.mark.slow
 def test_labels_of_1000_batches_can_be_kept() -> None:
     device = FakeDevice(looks=3)
     batch = (fill(1, 1 << 12), fill(2, 32))

@@ -24,6 +24,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> None:
 SMALL = ["--device", "cpu", "--batch-sizes", "2", "--rounds", "2"]
 
 
+@pytest.mark.slow
 def test_it_prints_as_it_goes_and_writes_what_it_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

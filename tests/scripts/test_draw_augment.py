@@ -37,6 +37,7 @@ def test_the_files_are_small(folder: Path) -> None:
     assert sum(sizes) < 500_000
 
 
+@pytest.mark.slow
 def test_the_docs_show_what_the_script_draws(folder: Path) -> None:
     """But for a level here and there: other versions of Pillow may round otherwise."""
     names = {path.name for path in folder.iterdir()}

@@ -141,6 +141,7 @@ def test_another_seed_gives_other_images_and_labels(made: Path, tmp_path: Path) 
     assert any(one[name] != other[name] for name in one if name.endswith(".cls"))
 
 
+@pytest.mark.slow
 def test_shards_do_not_repeat_each_other(made: Path) -> None:
     images = [content for name, content in entries(made).items() if name.endswith(".jpg")]
     assert len(set(images)) == 24
