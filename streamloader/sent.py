@@ -72,8 +72,8 @@ class Sent:
 
     Attributes:
         left_out: Bytes of what did not fit.
-        checked: Whether others than Python's containers see what stands for the tensors, or sets,
-            in which nobody looks for tensors: so that it must be they.
+        checked: Whether others than Python's containers see what stands for the tensors, or sets
+            and keys, in which nobody looks for tensors: so that it must be they.
         whole: Whether it can be made where the caller waits for it: it is not checked, these are
             all its tensors, nothing in it has a `.to`, and there is little else.
     """
@@ -145,23 +145,26 @@ def packed(value: Any, slab: Slab, shared: Shared) -> Any:
     fit = sum(tensor.nbytes for tensor in there)
     left_out = sum(tensor.nbytes for tensor in tensors.values()) - fit
     pickled = file.getvalue()
-    checked = pickler.checked or _has_sets(value)
+    checked = pickler.checked or _hides(value)
     whole = not checked and all(id(leaf) in numbers for leaf in leaves) and len(pickled) < LITTLE
     payload = Payload(pickled, pickler.others, checked, whole, left_out)
     shared.send(slab.number)
     return _InQueue((shared.owner, shared.key), slab.number, recipe, payload)
 
 
-def _has_sets(value: Any) -> bool:
-    """Whether there are sets in it, or in Python's own containers in it."""
+def _hides(value: Any) -> bool:
+    """Whether it has sets, or keys in which a tensor can be, in Python's own containers."""
     kind = type(value)
-    if kind in (set, frozenset):
+    if kind in (set, frozenset) or (kind is dict and not _KEYS.issuperset(map(type, value))):
         return True
     inner = value.values() if kind is dict else value if kind in (list, tuple) else ()
-    return not _SIMPLE.issuperset(map(type, inner)) and any(map(_has_sets, inner))
+    return not _SIMPLE.issuperset(map(type, inner)) and any(map(_hides, inner))
 
 
-_SIMPLE = frozenset({Tensor, bool, bytes, float, int, str, type(None)})
+_KEYS = frozenset({bool, bytes, float, int, str, type(None)})
+"""Classes of nearly all keys."""
+
+_SIMPLE = _KEYS | {Tensor}
 """Most of what is in a batch."""
 
 
