@@ -32,6 +32,7 @@ from tests.transported import (
     Moves,
     Traces,
     crossed,
+    lies_in,
     memory,
     own,
     received,
@@ -65,6 +66,28 @@ def test_whoever_does_not_ask_for_what_was_sent_gets_the_value(make: Any) -> Non
         thread.join()
     same(found[0], make())
     same(ForkingPickler.loads(crossed(shared, make)), make())
+
+
+def test_whoever_asks_within_a_pass_leaves_it_as_it_was() -> None:
+    shared = memory(each=2)
+    queued = [crossed(shared, lambda: torch.ones(3)) for _ in range(2)]
+    with wanted():
+        with wanted():
+            first = pickle.loads(queued[0])
+        second = pickle.loads(queued[1])
+    assert [type(first), type(second)] == [Sent, Sent]
+
+
+def test_whoever_does_not_ask_gets_a_copy_of_what_is_pinned() -> None:
+    """From pinned memory a copy of his own may run after he has let go of the batch."""
+    shared, there = memory(), []
+    for _ in range(2):
+        value = pickle.loads(crossed(shared, lambda: [torch.arange(5), torch.ones(MEDIUM)]))
+        same(value, [torch.arange(5), torch.ones(MEDIUM)])
+        there.append([lies_in(shared, tensor) for tensor in value])
+        shared.pin(0, 1, lambda _: int)
+        del value
+    assert there == [[True, True], [False, False]]
 
 
 DTYPES = [torch.bool, torch.uint8, torch.int16, torch.float32, torch.float64, torch.complex128]
