@@ -14,7 +14,7 @@ from streamloader.sent import Sent
 
 __all__ = ["GONE", "Batch", "Dress"]
 
-GONE = torch.empty(0)
+GONE = torch.empty(0, device="cpu")
 """Stands in a batch's structure for a tensor whose bytes were packed away."""
 
 

@@ -51,28 +51,30 @@ class Cut(NamedTuple):
     block: int
     dtype: torch.dtype
     start: int
-    sizes: tuple[int, ...]
-    picks: tuple[Pick, ...]
+    sizes: Sequence[int]
+    picks: Sequence[Pick]
 
 
 def cuts(specs: Sequence[Spec], places: Sequence[Place]) -> tuple[Cut, ...]:
     """The cuts that make tensors of `specs` at `places`."""
     order = sorted(range(len(specs)), key=lambda n: (*places[n], specs[n].nbytes))
     made: list[Cut] = []
+    sizes: list[int] = []  # of the last one
+    picks: list[Pick] = []
     end = 0
     for number in order:
         spec, place = specs[number], places[number]
         start, size = place.offset // spec.dtype.itemsize, math.prod(spec.shape)
         last = made[-1] if made else None
         if last is None or (last.block, last.dtype) != (place.block, spec.dtype) or start < end:
-            made.append(Cut(place.block, spec.dtype, start, (), ()))
-            end = start
-        last = made[-1]
-        sizes = (*last.sizes, start - end, size) if start > end else (*last.sizes, size)
-        pick = Pick(len(sizes) - 1, number, *_form(spec))
-        made[-1] = last._replace(sizes=sizes, picks=(*last.picks, pick))
+            sizes, picks, end = [], [], start
+            made.append(Cut(place.block, spec.dtype, start, sizes, picks))
+        if start > end:
+            sizes.append(start - end)
+        picks.append(Pick(len(sizes), number, *_form(spec)))
+        sizes.append(size)
         end = start + size
-    return tuple(made)
+    return tuple(cut._replace(sizes=tuple(cut.sizes), picks=tuple(cut.picks)) for cut in made)
 
 
 def _form(spec: Spec) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:

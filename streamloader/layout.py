@@ -145,6 +145,8 @@ def merged(
         numbers: Of each tensor, its number among those of `there`; None if it is another.
         specs: Of all.
     """
+    if not here.places and list(numbers) == list(range(len(there.places))):
+        return there._replace(slab=here.slab)
     shifted = [block._replace(first=block.first + len(there.places)) for block in here.blocks]
     others = (Place(place.block + len(there.blocks), place.offset) for place in here.places)
     places = tuple(next(others) if n is None else there.places[n] for n in numbers)

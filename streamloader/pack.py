@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -132,14 +132,18 @@ class Packer:
     def _opened(self, sent: Sent, found: _Leaves, *, stays: bool) -> Any:
         """The value of a batch in shared memory, which nobody else writes to while it is held.
 
-        On the host it is handed out as it lies there, but for what would leave workers too little.
+        On the host it is handed out as it lies there, but for what would leave workers too little,
+        and what another StreamLoader over the same workers has pinned.
         """
         found.fresh = found.shared = True
-        standing: Sequence[Tensor] = sent.recipe.standing
-        if not stays or sent.checked or self.plan is not None:
-            standing = sent.recipe.views(sent.memory)
-        if self.device.host and self.region is not None and self.region.short:
-            standing = [tensor.clone() for tensor in standing]
+        recipe = sent.recipe
+        short = self.region is not None and self.region.short
+        if self.device.host and (short or sent.pinned):
+            standing = recipe.copies(sent.memory)
+        elif not stays or sent.checked or self.plan is not None:
+            standing = recipe.views(sent.memory)
+        else:
+            standing = _stand_ins(len(recipe.specs))
         if stays:
             found.sent, found.there = sent, {id(tensor): n for n, tensor in enumerate(standing)}
         return sent.value(standing)
@@ -167,6 +171,15 @@ class Packer:
                 return False
             _write(here, found.tensors, batch.slab.data_ptr())
         return True
+
+
+def _stand_ins(count: int) -> list[Tensor]:
+    """What stands for a batch's tensors until they are visited: empty ones, the same for all."""
+    _empty.extend(torch.empty(0, device="cpu") for _ in range(count - len(_empty)))
+    return _empty[:count]
+
+
+_empty: list[Tensor] = []
 
 
 def _as_it_lies(number: int, sent: Sent) -> Batch:

@@ -45,19 +45,23 @@ class Recipe(NamedTuple):
         layout: Their blocks; `slab` is 0, since they need no other memory.
         used: Bytes of the slab.
         nbytes: Bytes of the tensors.
-        standing: What stands for them meanwhile, one empty tensor each.
     """
 
     specs: tuple[Spec, ...]
     layout: Layout
     used: int
     nbytes: int
-    standing: tuple[Tensor, ...]
 
     def views(self, memory: Tensor) -> list[Tensor]:
         """The tensors in a slab's memory, each with a version counter of its own."""
-        blocks = [part(memory, block.offset or 0, block.nbytes) for block in self.layout.blocks]
-        return carve(blocks, self.layout.cuts)
+        return carve(self._blocks(memory), self.layout.cuts)
+
+    def copies(self, memory: Tensor) -> list[Tensor]:
+        """Likewise, but in memory of their own: the slab is free for another batch."""
+        return carve([block.clone() for block in self._blocks(memory)], self.layout.cuts)
+
+    def _blocks(self, memory: Tensor) -> list[Tensor]:
+        return [part(memory, block.offset or 0, block.nbytes) for block in self.layout.blocks]
 
 
 class Sent:
@@ -72,8 +76,8 @@ class Sent:
 
     Attributes:
         left_out: Bytes of what did not fit.
-        checked: Whether others than Python's containers see what stands for the tensors, or sets,
-            in which nobody looks for tensors: so that it must be they.
+        checked: Whether others than Python's containers see what stands for the tensors, or sets
+            and keys, in which nobody looks for tensors: so that it must be they.
         whole: Whether it can be made where the caller waits for it: it is not checked, these are
             all its tensors, nothing in it has a `.to`, and there is little else.
     """
@@ -87,6 +91,11 @@ class Sent:
         self.shared, self.number = shared, number
         self.left_out, self.checked = payload.left_out, payload.checked
         self.whole = payload.whole
+
+    @property
+    def pinned(self) -> bool:
+        """Whether its slab is: NOTE [Shared slabs], 5."""
+        return self.shared.pinned(self.number)
 
     def value(self, standing: Sequence[Tensor]) -> Any:
         """The batch, once, with `standing` in place of its tensors, in the recipe's order."""
@@ -145,23 +154,26 @@ def packed(value: Any, slab: Slab, shared: Shared) -> Any:
     fit = sum(tensor.nbytes for tensor in there)
     left_out = sum(tensor.nbytes for tensor in tensors.values()) - fit
     pickled = file.getvalue()
-    checked = pickler.checked or _has_sets(value)
+    checked = pickler.checked or _hides(value)
     whole = not checked and all(id(leaf) in numbers for leaf in leaves) and len(pickled) < LITTLE
     payload = Payload(pickled, pickler.others, checked, whole, left_out)
     shared.send(slab.number)
     return _InQueue((shared.owner, shared.key), slab.number, recipe, payload)
 
 
-def _has_sets(value: Any) -> bool:
-    """Whether there are sets in it, or in Python's own containers in it."""
+def _hides(value: Any) -> bool:
+    """Whether it has sets, or keys in which a tensor can be, in Python's own containers."""
     kind = type(value)
-    if kind in (set, frozenset):
+    if kind in (set, frozenset) or (kind is dict and not _KEYS.issuperset(map(type, value))):
         return True
     inner = value.values() if kind is dict else value if kind in (list, tuple) else ()
-    return not _SIMPLE.issuperset(map(type, inner)) and any(map(_has_sets, inner))
+    return not _SIMPLE.issuperset(map(type, inner)) and any(map(_hides, inner))
 
 
-_SIMPLE = frozenset({Tensor, bool, bytes, float, int, str, type(None)})
+_KEYS = frozenset({bool, bytes, float, int, str, type(None)})
+"""Classes of nearly all keys."""
+
+_SIMPLE = _KEYS | {Tensor}
 """Most of what is in a batch."""
 
 
@@ -224,25 +236,29 @@ def _pickled(
 def _recipe(pickled: bytes) -> Recipe:
     specs, blocks, places, used = pickle.loads(pickled)  # a worker of this process made it
     layout = Layout(blocks, places, 0, cuts(specs, places))
-    standing = tuple(torch.empty(0, device="cpu") for _ in specs)
-    return Recipe(specs, layout, used, sum(spec.nbytes for spec in specs), standing)
+    return Recipe(specs, layout, used, sum(spec.nbytes for spec in specs))
 
 
 @contextlib.contextmanager
 def wanted() -> Iterator[None]:
     """In it, batches that this thread gets out of a queue are `Sent`; else they are their value."""
+    before = _wanted()  # a sampler that iterates over a loader is within
     _thread.wanted = True
     try:
         yield
     finally:
-        _thread.wanted = False
+        _thread.wanted = before
+
+
+def _wanted() -> bool:
+    return getattr(_thread, "wanted", False)
 
 
 _thread = threading.local()
 
 
 def _received(key: tuple[int, int], number: int, recipe: bytes, payload: Payload) -> Any:
-    """Unpickles a batch, in the process that owns the slab.
+    """Unpickles a batch, in the process that owns the slab. Its value may be anybody's.
 
     Raises:
         RuntimeError: This is another process, or it has closed the loader.
@@ -254,9 +270,10 @@ def _received(key: tuple[int, int], number: int, recipe: bytes, payload: Payload
             "another process: iterate over the StreamLoader where it was made"
         )
     sent = Sent(_recipe(recipe), shared.received(number), payload, shared, number)
-    if getattr(_thread, "wanted", False):
+    if _wanted():
         return sent
-    return sent.value(sent.recipe.views(sent.memory))
+    make = sent.recipe.copies if sent.pinned else sent.recipe.views
+    return sent.value(make(sent.memory))
 
 
 class _Pickler(ForkingPickler):

@@ -51,8 +51,8 @@ class _Samples(IterableDataset[tuple[Tensor, int]]):
 
     def __init__(self, reading: Reading, workers: int) -> None:
         self.reading = reading
-        self.skipped = torch.zeros(workers, dtype=torch.int64).share_memory_()
-        self.ticket = torch.zeros(3, dtype=torch.int64).share_memory_()
+        self.skipped = torch.zeros(workers, dtype=torch.int64, device="cpu").share_memory_()
+        self.ticket = torch.zeros(3, dtype=torch.int64, device="cpu").share_memory_()
 
     @override
     def __iter__(self) -> Iterator[tuple[Tensor, int]]:
@@ -186,8 +186,8 @@ class ShardLoader(DataLoader[tuple[Tensor, int]]):
     def __iter__(self) -> Any:
         self._batches()  # there may be more ranks than there were
         if self._iterator is None:  # a new ticket, as workers of a live pass may not have read
-            self._samples.ticket = torch.zeros(3, dtype=torch.int64).share_memory_()
-        self._samples.ticket.copy_(torch.tensor([self._epoch, *place()]))
+            self._samples.ticket = torch.zeros(3, dtype=torch.int64, device="cpu").share_memory_()
+        self._samples.ticket.copy_(torch.tensor([self._epoch, *place()], device="cpu"))
         self._epoch += 1
         return super().__iter__()
 

@@ -17,6 +17,9 @@ Who writes what when; there is no lock, and nobody waits.
    does not write to that slab again until it has let go.
 4. A pass takes over the slabs of another only when that one's workers are dead; those that are
    busy and that nothing here refers to were lost with them, and are free again.
+5. A batch that stays on the host lies in its slab only while that is not pinned (`Sent.pinned`):
+   else it is copied. From pinned memory the caller's own copies to a device run late, and nobody
+   knows when one is complete.
 
 Pages cost nothing until they are touched, and are freed when the last process that has mapped them
 lets go, however it ends. A fork shares them, as it must: the device may be reading.
@@ -205,6 +208,10 @@ class Shared:
         if unpin is not None:
             self._pins[number] = size, unpin
         return unpin is not None
+
+    def pinned(self, number: int) -> bool:
+        """Whether some of slab `number` is."""
+        return number in self._pins
 
     def unpin(self) -> None:
         """Unpins all slabs, but for those of which a copy may be under way."""

@@ -1,11 +1,13 @@
 """The record that travels, and what a tensor is beside its bytes."""
 
+import runpy
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from streamloader import batch as module
 from streamloader.batch import GONE, Batch, Dress
 from streamloader.layout import EMPTY
 
@@ -97,3 +99,9 @@ def test_batches_share_no_lists() -> None:
     one.dresses.append(None)
 
     assert (other.memory, other.direct, other.dresses) == ([], {}, [])
+
+
+def test_what_stands_for_a_tensor_is_on_the_host_whatever_the_default_device() -> None:
+    with torch.device("meta"):
+        made = runpy.run_path(str(module.__file__))
+    assert made["GONE"].device.type == "cpu"

@@ -69,6 +69,13 @@ def test_two_tensors_of_one_place_are_both_made() -> None:
     assert other.tolist() == [[4, 5], [6, 7]]
 
 
+def test_many_cost_each_what_a_few_do() -> None:
+    """Else this would take minutes, which no test has."""
+    count = 200_000
+    (cut,) = cuts([spec((16,), torch.float32)] * count, [Place(0, 64 * n) for n in range(count)])
+    assert len(cut.picks) == count
+
+
 shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 
 

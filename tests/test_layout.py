@@ -316,3 +316,10 @@ def test_tensors_of_two_recipes_keep_their_places(
         assert place == Place(before.block + len(one.blocks), before.offset)
         old = other.blocks[before.block]
         assert both.blocks[place.block] == old._replace(first=old.first + len(there))
+
+
+def test_where_nothing_else_travels_the_recipe_is_the_one_that_is_there() -> None:
+    there = layout((spec(MEDIUM), spec(9)))
+    for numbers, same in (([0, 1], True), ([1, 0], False), ([0], False)):
+        specs = [(spec(MEDIUM), spec(9))[number] for number in numbers]
+        assert (merged(there, EMPTY, numbers, specs).cuts is there.cuts) is same

@@ -22,7 +22,7 @@ from streamloader.region import Region
 from streamloader.sent import LITTLE, Sent
 from streamloader.stages import Pipeline
 from streamloader.testing import FakeDevice
-from tests.transported import BATCHES, crossed, lies_in, memory, received, same
+from tests.transported import BATCHES, SMALLEST, crossed, lies_in, memory, received, same
 
 CPU = Streamless(torch.device("cpu"))
 DATA = TensorDataset(torch.arange(4))
@@ -462,19 +462,35 @@ def test_on_the_cpu_a_batch_is_what_lies_in_the_slab(make: Callable[[], Any]) ->
     )
 
 
-def test_on_the_cpu_a_batch_is_copied_once_many_are_kept() -> None:
-    region = Region(memory(each=4), ahead=1)
+def on_the_cpu(region: Region, make: Callable[[], Any]) -> Any:
+    """What the caller gets of a batch that came through shared memory."""
     pack = Packer(CPU, lambda *_: None, fresh=True, pinned=False, region=region)
-    kept = []
-    for number in range(10):
-        found = received(crossed(region.shared, lambda: torch.full((5,), number)))  # noqa: B023
-        batch = pack(number, found, open_)
-        del found
-        assert batch is not None
-        kept.append(batch.value)
+    batch = pack(0, received(crossed(region.shared, make)), open_)
+    assert batch is not None
+    return batch.value
 
-    assert [int(value[0]) for value in kept] == list(range(10))
+
+@pytest.mark.parametrize("dtype", [torch.int64, SMALLEST])
+def test_on_the_cpu_a_batch_is_copied_once_many_are_kept(dtype: torch.dtype) -> None:
+    region = Region(memory(each=4), ahead=1)
+    kept = [
+        on_the_cpu(region, lambda: torch.full((8,), n, dtype=torch.uint8).view(dtype))  # noqa: B023
+        for n in range(10)
+    ]
+
+    assert [int(value.view(torch.uint8)[0]) for value in kept] == list(range(10))
     assert [lies_in(region.shared, value) for value in kept] == [True] + [False] * 9
+
+
+def test_on_the_cpu_a_batch_is_copied_where_another_loader_has_pinned_its_slab() -> None:
+    """From there a copy of the caller's may run after he has let go of the batch."""
+    region = Region(memory(), ahead=8)
+    assert lies_in(region.shared, on_the_cpu(region, lambda: torch.arange(5)))
+    region.shared.pin(0, 1, lambda _: int)
+    value = on_the_cpu(region, lambda: torch.arange(5))
+
+    assert not lies_in(region.shared, value)
+    same(value, torch.arange(5))
 
 
 # -- on the device already ---------------------------------------------------------------------

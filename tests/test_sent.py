@@ -32,6 +32,7 @@ from tests.transported import (
     Moves,
     Traces,
     crossed,
+    lies_in,
     memory,
     own,
     received,
@@ -65,6 +66,28 @@ def test_whoever_does_not_ask_for_what_was_sent_gets_the_value(make: Any) -> Non
         thread.join()
     same(found[0], make())
     same(ForkingPickler.loads(crossed(shared, make)), make())
+
+
+def test_whoever_asks_within_a_pass_leaves_it_as_it_was() -> None:
+    shared = memory(each=2)
+    queued = [crossed(shared, lambda: torch.ones(3)) for _ in range(2)]
+    with wanted():
+        with wanted():
+            first = pickle.loads(queued[0])
+        second = pickle.loads(queued[1])
+    assert [type(first), type(second)] == [Sent, Sent]
+
+
+def test_whoever_does_not_ask_gets_a_copy_of_what_is_pinned() -> None:
+    """From pinned memory a copy of his own may run after he has let go of the batch."""
+    shared, there = memory(), []
+    for _ in range(2):
+        value = pickle.loads(crossed(shared, lambda: [torch.arange(5), torch.ones(MEDIUM)]))
+        same(value, [torch.arange(5), torch.ones(MEDIUM)])
+        there.append([lies_in(shared, tensor) for tensor in value])
+        shared.pin(0, 1, lambda _: int)
+        del value
+    assert there == [[True, True], [False, False]]
 
 
 DTYPES = [torch.bool, torch.uint8, torch.int16, torch.float32, torch.float64, torch.complex128]
@@ -314,8 +337,21 @@ def test_a_child_of_its_owner_may_look_and_gives_nothing_back() -> None:
         (lambda: [torch.ones(9), "x" * LITTLE], False),
         (lambda: [torch.ones(9), {"a": [3, {1, 2}]}], False),
         (lambda: [torch.ones(9), frozenset({1})], False),
+        (lambda: {"a": torch.ones(9), "b": {(1, 2): 3}}, False),
+        (lambda: {"a": torch.ones(9), 1: {None: 3}}, True),
     ],
-    ids=["containers", "a tensor", "subclass", "moves itself", "checks", "much", "set", "frozen"],
+    ids=[
+        "containers",
+        "a tensor",
+        "subclass",
+        "moves itself",
+        "checks",
+        "much",
+        "set",
+        "frozen",
+        "keys",
+        "simple keys",
+    ],
 )
 def test_only_what_is_all_tensors_and_little_else_is_whole(make: Any, *, whole: bool) -> None:
     assert sent(make).whole is whole
@@ -325,12 +361,19 @@ def test_what_does_not_fit_is_not_whole() -> None:
     assert not sent(lambda: [torch.ones(PAGE), torch.ones(2)], pages=1).whole
 
 
-def test_a_tensor_that_is_in_a_set_too_is_there_itself() -> None:
-    def make() -> Any:
-        tensor = torch.arange(4)
-        return [tensor, {tensor}, frozenset({tensor})]
+HIDES: dict[str, Any] = {
+    "a set": lambda tensor: {tensor},
+    "a frozen set": lambda tensor: frozenset({tensor}),
+    "a key": lambda tensor: {tensor: 1},
+    "within a key": lambda tensor: {(tensor,): 1},
+}
 
-    found = sent(make)
+
+@pytest.mark.parametrize("hides", HIDES.values(), ids=HIDES)
+def test_a_tensor_that_is_also_where_nobody_looks_is_there_itself(hides: Any) -> None:
+    tensor = torch.arange(4)
+    found = sent(lambda: [tensor, hides(tensor)])
     assert found.checked
-    tensor, one, other = own(found)
-    assert [each.tolist() for each in (tensor, *one, *other)] == [[0, 1, 2, 3]] * 3
+    seen, [other] = own(found)
+    assert seen is (other[0] if isinstance(other, tuple) else other)
+    assert seen.tolist() == [0, 1, 2, 3]

@@ -117,6 +117,12 @@ def test_it_is_a_dataloader_and_its_passes_are_a_dataloaders_own(
     assert type(iter(loader)) is type(iter(plain))
 
 
+def test_its_ticket_is_on_the_host_whatever_the_default_device(tmp_path: Path) -> None:
+    with torch.device("meta"):
+        loader = shards.loader(made(tmp_path, 4), batch_size=2, size=SIZE)
+    assert len(list(loader)) == 2
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_stream_loader_takes_its_batches_for_fresh(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_workers: int

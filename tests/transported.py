@@ -24,6 +24,7 @@ from streamloader.tree import Parts
 __all__ = [
     "BATCHES",
     "SAMPLES",
+    "SMALLEST",
     "Checked",
     "Image",
     "Item",
