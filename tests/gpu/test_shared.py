@@ -92,6 +92,18 @@ def test_batches_are_right_to_the_bit(depth: int, sizes: tuple[int, ...]) -> Non
     made.close()
 
 
+def test_a_later_loop_of_the_users_own_over_the_same_workers_may_copy_without_waiting() -> None:
+    plain = loader(Numbered(60, MIB), persistent_workers=True)
+    made = StreamLoader(plain, "cuda")
+    assert [int(batch.max()) for batch in made] == [*range(60)]
+
+    copied = []
+    for batch in plain:  # on the host: were it in a pinned slab, the copy would run after its end
+        busy(2)
+        copied.append(batch.to("cuda", non_blocking=True))
+    assert [(int(one.min()), int(one.max())) for one in copied] == [(n, n) for n in range(60)]
+
+
 def test_slabs_are_registered_in_place_and_unregistered_when_it_is_closed() -> None:
     plain = loader(Numbered(40, MIB), persistent_workers=True)
     made = StreamLoader(plain, "cuda")
