@@ -312,7 +312,7 @@ def test_nothing_races_whatever_the_program(program: Program) -> None:
 @DRAWS
 @pytest.mark.slow
 @given(PROGRAMS)
-@settings(max_examples=500, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=250, suppress_health_check=[HealthCheck.too_slow])
 def test_nothing_races_in_many_programs(program: Program) -> None:
     proves(program)
 
