@@ -212,6 +212,7 @@ def test_batches_of_varying_sizes_come_through(depth: int, sizes: Any) -> None:
     assert [batch.tolist() for batch in got] == [item.tolist() for item in items]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("looks", [0, 3])
 @pytest.mark.parametrize("read", [1, 2])
 def test_slabs_are_given_back_on_early_close(looks: int, read: int) -> None:

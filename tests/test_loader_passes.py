@@ -150,6 +150,7 @@ def test_d02_d04_the_same_batches_for_every_number_of_them(
         assert plainly(loader) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [0, 2])
 @pytest.mark.parametrize("kind", WORKERS)
 def test_the_same_batches_from_workers_in_two_passes(kind: str, depth: int) -> None:

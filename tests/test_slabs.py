@@ -246,6 +246,7 @@ def test_memory_sent_from_where_it_lies_is_kept_until_its_copy_was_seen_complete
     assert alive() is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drop", [lambda slabs: slabs.close(), lambda _: None])
 def test_closing_and_dropping_wait_for_every_copy(drop: Callable[[Slabs], None]) -> None:
     device = FakeDevice(looks=2)

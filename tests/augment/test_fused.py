@@ -209,6 +209,7 @@ def test_an_image_that_takes_more_than_32_bits_to_get_through() -> None:
     assert fused._reach(wide) == 2**31 + 4
 
 
+@pytest.mark.slow
 def test_the_same_bits_every_time() -> None:
     recipe, batch = augment.Compose(RECIPES["with jitter"]), images()
     first, _ = both(recipe, batch)

@@ -70,6 +70,7 @@ def check_sample(mix: Mix, images: Tensor, labels: Tensor, number: int) -> None:
 edges = st.integers(1, 12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("per_batch", [False, True])
 @given(st.integers(1, 5), edges, edges, st.sampled_from(ALPHAS), st.integers(0, 999))
 def test_samples_are_torchvisions(

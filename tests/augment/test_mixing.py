@@ -146,6 +146,7 @@ def test_dtype_and_memory_format_stay(
     assert torch.allclose(out.double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-6)
 
 
+@pytest.mark.slow
 @every
 @given(st.integers(1, 9), st.integers(1, 12), st.integers(1, 12), st.integers(0, 99))
 def test_targets_are_shares_and_pixels_lie_between(
@@ -323,6 +324,7 @@ def half(given_batch: Any) -> Any:
     return (images.float() / 255).bfloat16().to(memory_format=torch.channels_last), labels
 
 
+@pytest.mark.slow
 @every
 @pytest.mark.parametrize("make_device", [lambda: "cpu", FakeDevice, CheckedDevice])
 def test_batches_are_the_same_whatever_the_depth(mix: Mix, make_device: Callable[[], Any]) -> None:

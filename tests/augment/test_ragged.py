@@ -348,6 +348,7 @@ def batch_of(number: int) -> tuple[RaggedImages, Tensor]:
     return RaggedImages.pack(pictures(number)), torch.full((3,), number)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", DEPTHS)
 @pytest.mark.parametrize("key", [0, "image", None])
 def test_a_loader_augments_them(device: Any, depth: int, key: Any) -> None:

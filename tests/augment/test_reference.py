@@ -37,6 +37,7 @@ RECIPES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES.keys())
 @settings(max_examples=25)
 @given(edges, edges, st.integers(0, 99))

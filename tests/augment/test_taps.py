@@ -12,6 +12,7 @@ edges = st.one_of(st.integers(1, 40), st.integers(1, 8000))
 modes = st.sampled_from(["bilinear", "bicubic", "nearest", "nearest-exact"])
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(old=edges, new=edges, mode=modes, antialias=st.booleans())
 def test_a_line_is_resized_as_torch_does_it(

@@ -47,6 +47,7 @@ def made(image: Tensor, view: View, motions: list[Motion]) -> Tensor:
     return resample(spec, image, [float(part[0]) for part in view])
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(pairs, st.lists(steps, min_size=1, max_size=5), st.integers(0, 2**32))
 def test_folding_a_chain_equals_one_transform_after_the_other(

@@ -80,6 +80,7 @@ def test_a_sweep_is_a_run_for_each_number_of_workers(
     assert picture.stat().st_size > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("done", [1, 5])
 def test_an_interrupted_run_reports_the_rounds_that_are_complete(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], done: int

@@ -147,6 +147,7 @@ def test_shards_do_not_repeat_each_other(made: Path) -> None:
     assert len(set(images)) == 24
 
 
+@pytest.mark.slow
 def test_samples_are_as_planned(made: Path) -> None:
     files = entries(made)
     samples = [sample for shard in script.plan(24, 0, 12) for sample in shard]
