@@ -18,7 +18,10 @@ from torch import Tensor
 if TYPE_CHECKING:
     from streamloader.layout import Place, Spec
 
-__all__ = ["Cut", "carve", "contiguous", "cuts"]
+__all__ = ["ALIGNMENT", "Cut", "carve", "contiguous", "cuts"]
+
+ALIGNMENT = 64
+"""Bytes: a cache line, and more than any vectorised kernel asks of an address (16)."""
 
 
 class Pick(NamedTuple):

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from streamloader.carve import Cut, cuts
+from streamloader.carve import ALIGNMENT, Cut, cuts
 
 __all__ = [
     "ALIGNMENT",
@@ -35,9 +35,6 @@ __all__ = [
     "plain",
     "runs",
 ]
-
-ALIGNMENT = 64
-"""Bytes: a cache line, and more than any vectorised kernel asks of an address (16)."""
 
 LARGE = 1 << 20
 """Bytes from which a tensor always has a block of its own."""

@@ -59,7 +59,7 @@ class StreamLoader(Generic[Batch_co]):
             (`num_workers=0`, a generator): then transforms draw as they come, with a warning.
         prefetch_batches: How many batches ahead of the step. 0 does everything in the caller's
             thread when the batch is asked for. Memory is that of at most `prefetch_batches` + 2
-            batches, on the device and pinned on the host.
+            batches, on the device and, but for `shared_memory`, pinned on the host.
         shared_memory: Whether a `DataLoader`'s workers write batches into permanent shared memory,
             pinned where it lies, instead of new memory for each tensor (on Linux). A number is how
             many bytes of it there may be; True is an eighth of the host's memory.

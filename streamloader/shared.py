@@ -43,12 +43,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from streamloader.carve import ALIGNMENT
+
 __all__ = ["Shape", "Shared", "Slab", "empty", "filling", "part"]
 
 Unpin = Callable[[], object]
-
-ALIGNMENT = 64
-"""Bytes: see `layout.ALIGNMENT`."""
 
 _POPULATE_WRITE = 23
 """Linux's MADV_POPULATE_WRITE, from 5.14 on."""

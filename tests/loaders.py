@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,6 +30,7 @@ __all__ = [
     "fill",
     "ids",
     "number_of",
+    "printed",
 ]
 
 DEPTHS = (0, 1, 2, 3)
@@ -150,6 +154,20 @@ class Foreign:
     def _back(self, buffer: Any) -> None:
         ctypes.memset(buffer, self.SCRIBBLE, len(buffer))
         self.free.append(buffer)
+
+
+def printed(program: str) -> str:
+    """What a program prints, run in a process of its own; nothing may be on its standard error."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
+    )
+    assert done.stderr == ""
+    return done.stdout
 
 
 def ended(pids: Iterable[int], seconds: float = 10) -> bool:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import textwrap
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from streamloader import StreamLoader
-from tests.loaders import batches, ids
-
-ROOT = Path(__file__).parent.parent
+from tests.loaders import batches, ids, printed
 
 PRELUDE = """
 import multiprocessing, os, signal, threading, time, torch
@@ -37,17 +31,8 @@ class Stuck(Numbers):
 
 
 def outcome(text: str) -> str:
-    """What a program in a process of its own prints; nothing may be on its standard error."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PRELUDE + textwrap.dedent(text)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert done.stderr == ""
-    return done.stdout
+    """What a program prints that begins with `PRELUDE`."""
+    return printed(PRELUDE + textwrap.dedent(text))
 
 
 @pytest.mark.slow

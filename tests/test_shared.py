@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from streamloader.shared import ALIGNMENT, Shape, Shared, Slab, empty, filling, part
+from streamloader.carve import ALIGNMENT
+from streamloader.shared import Shape, Shared, Slab, empty, filling, part
 from tests.transported import PAGE, Traces, memory
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.reduction import ForkingPickler
@@ -27,7 +25,7 @@ from streamloader.sent import packed
 from streamloader.shared import Shape, Slab
 from streamloader.slabs import Slabs
 from streamloader.testing import FakeDevice, FakeStream
-from tests.loaders import devices, ended
+from tests.loaders import devices, ended, printed
 from tests.transported import (
     MEDIUM,
     PAGE,
@@ -45,7 +43,6 @@ from tests.transported import (
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's
-ROOT = Path(__file__).parent.parent
 SLOW = pytest.mark.slow
 WAIT = 30.0
 SLOWLY = [pytest.param(*param.values, id=param.id, marks=SLOW) for param in devices()[:-1]]
@@ -466,17 +463,8 @@ def workers():
 
 
 def outcome(text: str) -> str:
-    """What a program in a process of its own prints."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PRELUDE + text],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert done.stderr == ""
-    return done.stdout
+    """What a program prints that begins with `PRELUDE`."""
+    return printed(PRELUDE + text)
 
 
 KILLED_WORKER = """

@@ -1,13 +1,25 @@
 """Sources, batches and work that the tests on a real accelerator share."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-__all__ = ["MIB", "ROWS", "SOURCES", "Numbers", "Rows", "busy", "fill", "listed", "workers"]
+__all__ = [
+    "MIB",
+    "ROWS",
+    "SOURCES",
+    "Numbers",
+    "Rows",
+    "busy",
+    "fill",
+    "listed",
+    "nothing_waits",
+    "workers",
+]
 
 MIB = 1 << 20
 ROWS = 2 * MIB  # bytes of an image batch in most tests
@@ -16,6 +28,16 @@ ROWS = 2 * MIB  # bytes of an image batch in most tests
 def busy(milliseconds: float = 20) -> None:
     """Queues work that takes about so long on the current stream."""
     torch.cuda._sleep(int(milliseconds * 1.7e6))
+
+
+@contextmanager
+def nothing_waits() -> Iterator[None]:
+    """In it, torch raises an error where this thread would wait for the device."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def fill(number: int, nbytes: int = ROWS) -> Tensor:

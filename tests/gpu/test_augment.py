@@ -14,7 +14,7 @@ from streamloader.augment.recipe import Recipe
 from streamloader.context import Context
 from tests.augment.test_evaluation import assert_alike, logits_of
 from tests.augment.test_fused import FLIP, FLOATS, JITTER, NORMALIZE, RECIPES, images
-from tests.gpu.sources import busy
+from tests.gpu.sources import busy, nothing_waits
 
 pytestmark = pytest.mark.gpu
 
@@ -256,11 +256,8 @@ def test_nothing_waits_for_the_device() -> None:
 
     everything()
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with nothing_waits():
         everything()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("mix", MIXES, ids=lambda mix: type(mix).__name__)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
 
 from streamloader import StreamLoader, on
-from tests.gpu.sources import MIB, ROWS, busy, listed, workers
+from tests.gpu.sources import MIB, ROWS, busy, listed, nothing_waits, workers
 
 pytestmark = pytest.mark.gpu
 
@@ -38,13 +38,10 @@ def test_nothing_on_the_training_thread_waits_for_the_device() -> None:
     loader = StreamLoader(workers(40), "cuda", transform=on(0, torch.Tensor.float))
     batches = iter(loader)
     next(batches)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with nothing_waits():
         for images, _ in batches:
             busy(2)
             images.sum()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert loader.stats.epoch.batches == 40
 
 

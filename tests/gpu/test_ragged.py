@@ -12,7 +12,7 @@ from streamloader import StreamLoader, augment
 from streamloader.augment import RaggedImages, reference
 from streamloader.augment.recipe import Recipe
 from streamloader.context import Context
-from tests.gpu.sources import busy
+from tests.gpu.sources import busy, nothing_waits
 
 pytestmark = pytest.mark.gpu
 
@@ -80,10 +80,7 @@ def test_nothing_on_the_training_thread_waits_for_the_device() -> None:
     recipe = augment.Compose(RECIPES["crop and jitter"])
     batches = iter(StreamLoader(loader(20, workers=2), "cuda", transform=recipe))
     next(batches)  # compiles, and sends what is constant
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with nothing_waits():
         for images, _ in batches:
             busy(2)
             images.sum()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from streamloader import Stage, StreamLoader
 from streamloader.results import OverwrittenError
-from tests.gpu.sources import busy
+from tests.gpu.sources import busy, nothing_waits
 
 pytestmark = pytest.mark.gpu
 
@@ -113,13 +113,10 @@ def test_it_makes_nothing_on_the_training_thread_wait_for_the_device() -> None:
     stage = Stage(lambda x: x + teacher, after_step=True)
     passes = iter(StreamLoader(numbered(), "cuda", transform=[torch.neg, stage]))
     next(passes)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with nothing_waits():
         for batch in passes:
             busy(2)
             teacher.add_(batch)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 # -- how it runs -----------------------------------------------------------------------------------

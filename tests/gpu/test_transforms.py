@@ -9,7 +9,7 @@ from torch import Tensor
 from streamloader import StreamLoader, on
 from streamloader.context import Context
 from streamloader.transforms import Planned
-from tests.gpu.sources import ROWS, busy, listed, workers
+from tests.gpu.sources import ROWS, busy, listed, nothing_waits, workers
 
 pytestmark = pytest.mark.gpu
 
@@ -77,11 +77,8 @@ def test_a_later_plan_makes_nothing_on_the_training_thread_wait_for_the_device()
     loader = StreamLoader(workers(40), "cuda", transform=staged)
     batches = iter(loader)
     next(batches)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with nothing_waits():
         for images, _ in batches:
             busy(2)
             images.sum()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert loader.stats.epoch.batches == 40
